@@ -1,0 +1,35 @@
+"""The way from the event loop to the ORM: a pool of threads that does nothing else.
+
+Separate from the threads of requests and of graphs, so that neither a slow view nor a hung tool can
+hold up the writing of events.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from django.db import close_old_connections
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# SQLite has one writer and PostgreSQL a bounded pool of connections: more threads would only wait.
+_threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="database")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run ``function`` in a thread that may use the ORM, and return what it returns.
+
+    If the caller is cancelled meanwhile, the function still runs to its end, and its transaction with it.
+    """
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads, lambda: _call(function, args, kwargs))
+
+
+def _call(function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
+    close_old_connections()
+    try:
+        return function(*args, **kwargs)
+    finally:
+        close_old_connections()

@@ -1,0 +1,300 @@
+"""The durable facts of the engine. The constraints here are the invariants that a database can hold."""
+
+import uuid
+
+from django.conf import settings
+from django.db import models
+from django.db.models import F, Q
+from django.utils import timezone
+
+from runs.states import (
+    ACTIVE,
+    OCCUPYING,
+    TERMINAL,
+    CancelOutcome,
+    CancelSource,
+    Effect,
+    ErrorCode,
+    EventType,
+    OnDisconnect,
+    Origin,
+    Resolution,
+    RunStatus,
+    TitleSource,
+    ToolStatus,
+)
+
+
+class Session(models.Model):
+    """One conversation: the unit of exclusion, of the LangGraph thread and of the cancellation projection."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="agent_sessions")
+    agent = models.CharField(max_length=100)
+    title = models.CharField(max_length=200, blank=True, default="")
+    title_source = models.CharField(max_length=10, choices=TitleSource, default=TitleSource.WORDS)
+    origin = models.CharField(max_length=10, choices=Origin, default=Origin.CHAT)
+    created_at = models.DateTimeField(default=timezone.now)
+    # Moved, strictly upwards, by every change of what a representation of the session shows.
+    updated_at = models.DateTimeField(default=timezone.now)
+    cancellation_revision = models.PositiveBigIntegerField(default=0)
+    last_position = models.PositiveIntegerField(default=0)
+    last_line = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["owner", "-updated_at", "id"], name="session_owner_recent"),
+        ]
+
+    def __str__(self) -> str:
+        return self.title or str(self.id)
+
+
+class Worker(models.Model):
+    """One process that executes runs, and the last sign of life it gave."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    host = models.CharField(max_length=255)
+    boot = models.CharField(max_length=64)  # identifies the host's boot, so that a pid means something
+    pid = models.PositiveIntegerField()
+    pid_started = models.CharField(max_length=32)  # tells a reused pid from this process
+    version = models.CharField(max_length=50)
+    started_at = models.DateTimeField(default=timezone.now)
+    heartbeat_at = models.DateTimeField(default=timezone.now)
+    active_runs = models.PositiveIntegerField(default=0)
+    stragglers = models.PositiveIntegerField(default=0)
+    leaving = models.BooleanField(default=False)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}"
+
+
+class Run(models.Model):
+    """One turn of the agent in a session, from admission to one terminal fact.
+
+    ``runs.lifecycle`` is the only writer of ``status``.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    session = models.ForeignKey(Session, models.CASCADE, related_name="runs")
+    # Order among the queued: a resuming or retrying run takes a negative line and so the head.
+    line = models.BigIntegerField()
+    # Order of the session's stream, given when the run leaves the queue.
+    position = models.PositiveIntegerField(null=True)
+    status = models.CharField(max_length=12, choices=RunStatus, default=RunStatus.QUEUED)
+    resolution = models.CharField(max_length=10, choices=Resolution, null=True)
+    on_disconnect = models.CharField(max_length=10, choices=OnDisconnect, default=OnDisconnect.CONTINUE)
+    stream_modes = models.JSONField(default=list)
+    resumes = models.ForeignKey("self", models.SET_NULL, null=True, related_name="resumed_by")
+    retries = models.ForeignKey("self", models.SET_NULL, null=True, related_name="retried_by")
+
+    input = models.TextField(blank=True)
+    message_id = models.CharField(max_length=100)  # the id of the user's message in the graph
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    idempotency_key = models.CharField(max_length=255, null=True)
+    request_digest = models.CharField(max_length=64, blank=True, default="")
+
+    questions = models.JSONField(null=True)  # [{id, value}] while waiting and after
+    answers = models.JSONField(null=True)  # {id: value}, stored by compare-and-set
+    answered_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+
+    error_code = models.CharField(max_length=12, choices=ErrorCode, null=True)
+    error_message = models.TextField(blank=True, default="")
+    # Set once, by the acceptance of a cancel. From then on the run can only become cancelled.
+    cancel_requested_at = models.DateTimeField(null=True)
+
+    worker = models.ForeignKey(Worker, models.SET_NULL, null=True, related_name="runs")
+    claim = models.PositiveIntegerField(default=0)  # raised by each claim; the fence of all writes
+    checkpoint_before = models.CharField(max_length=100, blank=True, default="")  # where Retry goes back to
+    automatic_resumes = models.PositiveIntegerField(default=0)
+    # The history of the session's checkpoint contains this run wholly and in a sendable form.
+    repaired = models.BooleanField(default=False)
+    last_seq = models.PositiveIntegerField(default=0)
+
+    created_at = models.DateTimeField(default=timezone.now)
+    started_at = models.DateTimeField(null=True)
+    finished_at = models.DateTimeField(null=True)
+    last_event_at = models.DateTimeField(default=timezone.now)
+
+    message_count = models.PositiveIntegerField(default=0)
+    llm_calls = models.PositiveIntegerField(default=0)
+    tool_calls = models.PositiveIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(null=True)
+    output_tokens = models.PositiveBigIntegerField(null=True)
+    tokens_estimated = models.BooleanField(default=False)
+    # What the LLM calls in progress would count if they ended now; folded into the totals at the end.
+    open_input_tokens = models.PositiveBigIntegerField(default=0)
+    open_output_tokens = models.PositiveBigIntegerField(default=0)
+    first_token_ms = models.PositiveIntegerField(null=True)
+    duration_ms = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session"], condition=Q(status__in=OCCUPYING), name="one_occupying_run_per_session"
+            ),
+            models.UniqueConstraint(fields=["session", "position"], name="one_run_per_position"),
+            models.UniqueConstraint(fields=["session", "line"], name="one_run_per_line"),
+            models.UniqueConstraint(
+                fields=["session", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False),
+                name="one_run_per_idempotency_key",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=TERMINAL, finished_at__isnull=False)
+                | Q(status__in=ACTIVE, finished_at__isnull=True),
+                name="terminal_runs_have_an_end",
+            ),
+            models.CheckConstraint(
+                condition=Q(status=RunStatus.QUEUED, position__isnull=True)
+                | (~Q(status=RunStatus.QUEUED) & Q(position__isnull=False)),
+                name="position_from_the_queue_on",
+            ),
+            models.CheckConstraint(
+                condition=Q(cancel_requested_at__isnull=True)
+                | Q(status__in=(RunStatus.RUNNING, RunStatus.CANCELLED)),
+                name="accepted_cancel_wins",
+            ),
+            models.CheckConstraint(
+                condition=(Q(status=RunStatus.FAILED) & Q(error_code__isnull=False))
+                | (~Q(status=RunStatus.FAILED) & Q(error_code__isnull=True)),
+                name="only_failed_runs_have_an_error",
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["session", "status", "line"], name="run_queue"),
+            models.Index(fields=["worker"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"),
+            models.Index(fields=["status", "created_at"], condition=Q(status__in=ACTIVE), name="run_active"),
+            models.Index(fields=["-created_at"], name="run_recent"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.status}"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+
+class RunEvent(models.Model):
+    """One entry of a run's durable log."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="events")
+    seq = models.PositiveIntegerField()
+    type = models.CharField(max_length=20, choices=EventType)
+    data = models.JSONField()
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "seq"], name="one_event_per_seq")]
+        indexes = [
+            # Serves the history: the time of each message, without reading the deltas between them.
+            models.Index(
+                fields=["run"], condition=Q(type=EventType.MESSAGE_COMPLETED), name="event_completed_message"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run_id}:{self.seq} {self.type}"
+
+
+class ToolCall(models.Model):
+    """One tool call of a run and what is known of its effect."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="calls")
+    call_id = models.CharField(max_length=200)
+    message_id = models.CharField(max_length=200, blank=True, default="")
+    name = models.CharField(max_length=200)
+    args = models.JSONField(default=dict)
+    status = models.CharField(max_length=12, choices=ToolStatus, default=ToolStatus.RUNNING)
+    effect = models.CharField(max_length=8, choices=Effect, null=True)
+    result = models.TextField(null=True)
+    error = models.TextField(null=True)
+    started_at = models.DateTimeField(null=True)
+    duration_ms = models.PositiveBigIntegerField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="one_row_per_tool_call")]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.status}"
+
+
+class Cancellation(models.Model):
+    """One cancel operation. It belongs to the session, not to the request that started it."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    session = models.ForeignKey(Session, models.CASCADE, related_name="cancellations")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="cancellations")
+    source = models.CharField(max_length=10, choices=CancelSource)
+    reason = models.CharField(max_length=500, blank=True, default="")
+    requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
+    accepted_at = models.DateTimeField()
+    settled_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, choices=CancelOutcome, null=True)
+    escalated = models.BooleanField(default=False)  # something had to be given up on
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session"], condition=Q(settled_at__isnull=True), name="one_unsettled_cancellation"
+            ),
+            models.CheckConstraint(
+                condition=Q(settled_at__isnull=True, outcome__isnull=True)
+                | Q(settled_at__isnull=False, outcome__isnull=False),
+                name="settled_with_an_outcome",
+            ),
+            models.CheckConstraint(
+                condition=Q(settled_at__isnull=True) | Q(settled_at__gte=F("accepted_at")),
+                name="settled_after_acceptance",
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["accepted_at"], condition=Q(settled_at__isnull=True), name="cancellation_unsettled"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.outcome or 'pending'}"
+
+
+class AuditEntry(models.Model):
+    """What was done to somebody's data with more than the owner's everyday rights, or beyond recall."""
+
+    at = models.DateTimeField(default=timezone.now)
+    actor = models.CharField(max_length=150)  # a name, not a key: it outlives the account
+    action = models.CharField(max_length=50)
+    target = models.CharField(max_length=200)
+    reason = models.CharField(max_length=500, blank=True, default="")
+    details = models.JSONField(default=dict)
+
+    class Meta:
+        verbose_name_plural = "audit entries"
+        indexes = [models.Index(fields=["-at"], name="audit_recent")]
+
+    def __str__(self) -> str:
+        return f"{self.actor} {self.action} {self.target}"
+
+
+class DailyTotal(models.Model):
+    """What the runs of deleted sessions add to a day's figures, so that deletion does not rewrite the books."""
+
+    day = models.DateField()  # of the run's end, in the configured time zone
+    agent = models.CharField(max_length=100)
+    status = models.CharField(max_length=12, choices=RunStatus)
+    runs = models.PositiveIntegerField(default=0)
+    message_count = models.PositiveBigIntegerField(default=0)
+    llm_calls = models.PositiveBigIntegerField(default=0)
+    tool_calls = models.PositiveBigIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    duration_ms = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["day", "agent", "status"], name="one_total_per_day_agent_status")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.day} {self.agent} {self.status}"

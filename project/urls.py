@@ -1,0 +1,10 @@
+"""Which app answers which addresses."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("api/", include("chat.api.urls")),
+    path("", include("chat.urls")),
+]

@@ -19,16 +19,8 @@ from django.core.exceptions import ImproperlyConfigured
 # Every variable that was asked for: the README's table is compared with it.
 names: list[str] = []
 
-_FLAGS = {
-    "true": True,
-    "on": True,
-    "yes": True,
-    "1": True,
-    "false": False,
-    "off": False,
-    "no": False,
-    "0": False,
-}
+_ON = ("on", "true", "yes", "1")
+_OFF = ("off", "false", "no", "0")
 
 
 def text(name: str, default: str = "") -> str:

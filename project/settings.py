@@ -266,6 +266,9 @@ LOGGING = {
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         # These tell each request and step at INFO, which drowns what an operator looks for.
-        **{name: {"level": "WARNING"} for name in ("asyncio", "axes", "daphne", "httpx", "procrastinate")},
+        **{
+            name: {"level": "WARNING"}
+            for name in ("asyncio", "axes", "daphne", "httpx", "procrastinate", "twisted")
+        },
     },
 }

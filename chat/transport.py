@@ -1,0 +1,195 @@
+"""Daphne's connections with the limits it leaves out.
+
+Daphne writes to a connection without looking whether the peer reads, and reads from a socket without
+looking whether its application keeps up. Here a slow peer holds up the application that writes to it,
+and a slow application holds up the peer that writes to it; nobody else notices, and nothing piles up.
+"""
+
+import asyncio
+from typing import Any
+
+from autobahn.websocket.types import ConnectionDeny
+from daphne.http_protocol import HTTPFactory, WebRequest
+from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
+from twisted.internet.interfaces import IPushProducer
+from zope.interface import implementer
+
+MAX_MESSAGE = 1024 * 1024  # bytes; a longer frame or message closes the socket with 1009
+MAX_BODY = 16 * 1024 * 1024  # bytes; what Django itself refuses is far below, this is what we take in at all
+MAX_WAITING_MESSAGES = 32  # that a socket's application has not taken yet, before we stop reading
+CLOSE_TIMEOUT = 5  # seconds a peer has to answer a close frame
+
+SERVICE_RESTART = 1012
+TOO_SLOW = 4408
+
+
+@implementer(IPushProducer)
+class Outlet:
+    """Knows whether a peer takes what is written to it.
+
+    To the transport this is the producer that it pauses when its buffer passes the mark (64 KiB) and
+    resumes when the buffer is empty.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+        self._free = asyncio.Event()
+        self._free.set()
+
+    @property
+    def is_free(self) -> bool:
+        return self._free.is_set()
+
+    async def until_free(self, patience: float) -> bool:
+        """Wait until the peer has taken what was written; False if it took none for ``patience`` seconds."""
+        while not self.is_free:
+            before = self._progress()
+            try:
+                await asyncio.wait_for(self._free.wait(), patience)
+            except TimeoutError:
+                if self._progress() == before:
+                    return False
+        return True
+
+    def _progress(self) -> tuple[int, int]:
+        return len(self.transport.dataBuffer), self.transport.offset
+
+    def pauseProducing(self) -> None:
+        self._free.clear()
+
+    def resumeProducing(self) -> None:
+        self._free.set()
+        if self.transport.disconnecting:  # it closes only once nobody is registered any more
+            self.transport.unregisterProducer()
+
+    def stopProducing(self) -> None:
+        self._free.set()
+
+
+class Inbox:
+    """The messages from a peer that its application has not taken yet."""
+
+    def __init__(self, transport: Any | None = None) -> None:
+        self._transport = transport
+        self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._is_holding = False
+
+    def put_nowait(self, message: dict[str, Any]) -> None:
+        self._messages.put_nowait(message)
+        if self._transport and self._messages.qsize() >= MAX_WAITING_MESSAGES and not self._is_holding:
+            self._is_holding = True
+            self._transport.pauseProducing()
+
+    async def get(self) -> dict[str, Any]:
+        message = await self._messages.get()
+        if self._transport and self._is_holding and self._messages.qsize() < MAX_WAITING_MESSAGES // 2:
+            self._is_holding = False
+            self._transport.resumeProducing()
+        return message
+
+
+class Request(WebRequest):
+    """One HTTP request and its response."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.outlet = Outlet(self.transport)
+        self._received = 0
+
+    def handleContentChunk(self, data: bytes) -> None:
+        self._received += len(data)
+        if self._received <= MAX_BODY:
+            super().handleContentChunk(data)
+        elif self.channel is not None:
+            self.channel.transport.write(b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n")
+            self.channel.loseConnection()
+
+    def process(self) -> Any:
+        self.requestHeaders.removeHeader(b"daphne-root-path")  # a client could move the whole site with it
+        self.registerProducer(self.outlet, True)
+        return super().process()
+
+    def finish(self) -> None:
+        if self.producer is not None:
+            self.unregisterProducer()
+            self.outlet.stopProducing()
+        super().finish()
+
+    def new_inbox(self) -> Inbox:
+        return Inbox()  # Twisted reads no further request before this one is answered
+
+    def end_blocked(self) -> None:
+        """The peer has stopped reading: leave it."""
+        self.outlet.transport.abortConnection()
+
+    def leave(self) -> None:
+        """The server goes: end the response in good order, so that the client comes back; then disconnect."""
+        if self.finished or self.channel is None:
+            return
+        channel = self.channel
+        if self._response_started:
+            self.finish()
+        else:
+            self.basic_error(503, b"Service Unavailable", "The server is leaving. Try again in a moment.")
+        channel.loseConnection()
+
+
+class Socket(WebSocketProtocol):
+    """One WebSocket."""
+
+    outlet: Outlet
+
+    def makeConnection(self, transport: Any) -> None:
+        # The transport still belongs to the HTTP channel of the handshake, which would stop reading from
+        # it when its buffer fills and never start again.
+        transport.unregisterProducer()
+        self.outlet = Outlet(transport)
+        transport.registerProducer(self.outlet, True)
+        super().makeConnection(transport)
+
+    def check_timeouts(self) -> None:
+        if self.outlet.is_free:  # otherwise a ping would wait behind what the peer has not read yet
+            super().check_timeouts()
+
+    def new_inbox(self) -> Inbox:
+        return Inbox(self.transport)
+
+    def end_blocked(self) -> None:
+        """The peer has stopped reading: say so, behind what it has not read yet, and do not wait long."""
+        self.serverClose(code=TOO_SLOW)
+
+    def leave(self) -> None:
+        """The server goes: the client may come back to its successor."""
+        if self.state == self.STATE_OPEN:
+            self.serverClose(code=SERVICE_RESTART)
+        elif self.state == self.STATE_CONNECTING and hasattr(self, "handshake_deferred"):
+            self.handshake_deferred.errback(ConnectionDeny(code=503, reason="The server is leaving"))
+            del self.handshake_deferred
+            self.server.protocol_disconnected(self)
+
+
+class Sockets(WebSocketFactory):
+    """Makes sockets with our limits."""
+
+    protocol = Socket
+
+    def __init__(self, server: Any, *, ping_timeout: float) -> None:
+        super().__init__(server, server="turnkeeper")
+        self.setProtocolOptions(
+            autoPingTimeout=ping_timeout,
+            allowNullOrigin=True,  # whether an origin is welcome is decided by the application
+            openHandshakeTimeout=server.websocket_handshake_timeout,
+            closeHandshakeTimeout=CLOSE_TIMEOUT,
+            maxMessagePayloadSize=MAX_MESSAGE,
+            maxFramePayloadSize=MAX_MESSAGE,
+            failByDrop=False,  # a peer that did something wrong is told what
+        )
+
+
+class Requests(HTTPFactory):
+    """Makes HTTP channels with our requests."""
+
+    def buildProtocol(self, addr: Any) -> Any:
+        channel = super().buildProtocol(addr)
+        channel.requestFactory = Request
+        return channel

@@ -1,0 +1,221 @@
+"""What of one run is alive in this process: threads, tasks, processes; and what was given up on.
+
+A run is not reported as stopped while any of it still works. What starts is entered here by
+``runs.executor`` (functions in threads), ``runs.tracking`` (tasks) and ``CancelToken.start_process``
+(process groups), and strikes itself out when it ends, so that nobody has to look again and again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runs.process import ProcessGroup
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadWork(Protocol):
+    """A function handed to an executor, from its submission to its end."""
+
+    def cancel(self) -> bool:
+        """Take it back if it has not started; whether it could be."""
+
+    def give_up(self) -> None:
+        """Stop counting it against the threads of its executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """How much of a run lives."""
+
+    threads: int = 0  # functions in threads, those queued for one included
+    tasks: int = 0  # asyncio tasks
+    processes: int = 0  # process groups in which at least one process lives
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    @property
+    def total(self) -> int:
+        return self.threads + self.tasks + self.processes
+
+
+class Work:
+    """The registry of one run. Every method may be called from any thread unless it says otherwise."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._alive: set[ThreadWork | asyncio.Task[Any] | ProcessGroup] = set()
+        self._stragglers: set[ThreadWork | asyncio.Task[Any] | ProcessGroup] = set()
+        self._closed_to_threads = False
+        self._given_up = False
+        self._last_signal: signal.Signals | None = None
+        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._on_idle: Callable[[], None] | None = None
+
+    def alive(self) -> Alive:
+        """What lives and was not given up on."""
+        with self._lock:
+            return _count(self._alive)
+
+    def stragglers(self) -> Alive:
+        """What was given up on and still lives."""
+        with self._lock:
+            return _count(self._stragglers)
+
+    async def ended(self, timeout: float) -> bool:
+        """Wait until nothing lives but stragglers; False if ``timeout`` seconds were not enough.
+
+        To be awaited outside the run: a task that is itself entered here would wait for its own end.
+        """
+        changed = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), changed)
+        try:
+            async with asyncio.timeout(timeout):
+                while self._wait(waiter):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                self._waiting.discard(waiter)
+        return True
+
+    def close_to_threads(self) -> None:
+        """Start no function in a thread any more: what is queued is taken back, what comes later refused."""
+        with self._lock:
+            self._closed_to_threads = True
+            living = list(self._alive)
+        for item in living:
+            if not isinstance(item, asyncio.Task | ProcessGroup):
+                item.cancel()
+
+    def cancel_tasks(self) -> int:
+        """Cancel the tasks that live; how many there were. To be called on their event loop."""
+        with self._lock:
+            tasks = [item for item in self._alive if isinstance(item, asyncio.Task)]
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    def terminate_processes(self) -> None:
+        """Ask every process group to end (SIGTERM), one that is just being started included."""
+        self._signal(signal.SIGTERM)
+
+    def kill_processes(self) -> None:
+        """End every process group (SIGKILL), one that is just being started included."""
+        self._signal(signal.SIGKILL)
+
+    def give_up(self, on_idle: Callable[[], None] | None = None) -> Alive:
+        """Count what lives as stragglers from now on, and give the places of its threads to others.
+
+        What a straggler starts is a straggler, too. ``on_idle`` is called once, when the last one has
+        ended, wherever that happens (at once if there is none). Returns what was given up on.
+        """
+        self.close_to_threads()
+        with self._lock:
+            self._given_up = True
+            self._on_idle = on_idle
+            given_up = list(self._alive)
+            self._stragglers |= self._alive
+            self._alive.clear()
+            tell = self._changed()
+        for item in given_up:
+            if not isinstance(item, asyncio.Task | ProcessGroup):
+                item.give_up()
+        tell()
+        return _count(given_up)
+
+    # Entering and leaving
+
+    def add_thread(self, thread: ThreadWork) -> bool:
+        """Enter a function for a thread; False if the run starts no more of them."""
+        with self._lock:
+            if self._closed_to_threads:
+                return False
+            self._alive.add(thread)
+            return True
+
+    def remove_thread(self, thread: ThreadWork) -> None:
+        """Strike a function out that has ended or was taken back; harmless when done twice."""
+        self._remove(thread)
+
+    def add_task(self, task: asyncio.Task[Any]) -> None:
+        """Enter a task until it is done."""
+        self._add(task)
+        task.add_done_callback(self._remove)
+
+    def add_process(self, group: ProcessGroup) -> None:
+        """Enter a process group until its last process is gone."""
+        self._add(group)
+        if self._last_signal is not None:
+            group.signal(self._last_signal)
+        group.when_gone(self._remove)
+
+    def _add(self, item: asyncio.Task[Any] | ProcessGroup) -> None:
+        with self._lock:
+            (self._stragglers if self._given_up else self._alive).add(item)
+
+    def _remove(self, item: ThreadWork | asyncio.Task[Any] | ProcessGroup) -> None:
+        with self._lock:
+            self._alive.discard(item)
+            self._stragglers.discard(item)
+            tell = self._changed()
+        tell()
+
+    def _wait(self, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event]) -> bool:
+        """Whether there is something to wait for; if so, ``waiter`` will be told."""
+        with self._lock:
+            if self._alive:
+                self._waiting.add(waiter)
+            return bool(self._alive)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            self._last_signal = number
+            groups = [item for item in (*self._alive, *self._stragglers) if isinstance(item, ProcessGroup)]
+        for group in groups:
+            group.signal(number)
+
+    def _changed(self) -> Callable[[], None]:
+        """Tells those concerned that something has left. Made with the lock held, to be called without it."""
+        waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        on_idle = None
+        if not self._alive:
+            waiting, self._waiting = self._waiting, waiting
+        if self._given_up and not self._stragglers:
+            on_idle, self._on_idle = self._on_idle, None
+        return lambda: _tell(waiting, on_idle)
+
+
+def _count(items: "set[ThreadWork | asyncio.Task[Any] | ProcessGroup] | list[Any]") -> Alive:
+    kinds = Counter(
+        "tasks"
+        if isinstance(item, asyncio.Task)
+        else "processes"
+        if isinstance(item, ProcessGroup)
+        else "threads"
+        for item in items
+    )
+    return Alive(**kinds)
+
+
+def _tell(
+    waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]], on_idle: Callable[[], None] | None
+) -> None:
+    for loop, changed in waiting:
+        with contextlib.suppress(RuntimeError):  # that loop has closed; nobody waits in it
+            loop.call_soon_threadsafe(changed.set)
+    if on_idle is not None:
+        try:
+            on_idle()
+        except Exception:
+            # It runs wherever the last straggler happened to end, where nobody could handle it.
+            logger.exception("What was to follow the end of the last straggler failed.")

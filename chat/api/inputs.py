@@ -1,0 +1,193 @@
+"""What a program may say, over REST and over sockets. Unknown fields are ignored, so that newer clients can
+talk to older servers. A NUL character or a lone surrogate anywhere in a text is refused, naming the field:
+neither can be stored, and to drop them silently would change what somebody wrote.
+"""
+
+from typing import Any
+from uuid import UUID
+
+from django.core.validators import ProhibitNullCharactersValidator
+from rest_framework import serializers
+from rest_framework.exceptions import ValidationError
+from rest_framework.validators import ProhibitSurrogateCharactersValidator
+
+from runs.states import Multitask, OnDisconnect, Origin, SessionStatus
+
+Values = dict[str, Any]
+
+
+class Text(serializers.CharField):
+    """A string, kept as it was written. REST framework's own would take numbers, too, and trim."""
+
+    default_error_messages = {"invalid": "This must be text.", "only_spaces": "This field may not be blank."}
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(trim_whitespace=False, **kwargs)
+
+    def to_internal_value(self, data: Any) -> str:
+        if not isinstance(data, str):
+            self.fail("invalid")
+        if not self.allow_blank and not data.strip():
+            self.fail("only_spaces")
+        return data
+
+
+class Uuid(Text):
+    """A UUID in a string, kept as it was spelled."""
+
+    def to_internal_value(self, data: Any) -> str:
+        text = super().to_internal_value(data)
+        try:
+            UUID(text)
+        except ValueError:
+            raise ValidationError("This must be a UUID.") from None
+        return text
+
+
+class Json(serializers.Field[Any, Any, Any, Any]):
+    """Any JSON value of moderate depth, all of whose strings and keys can be stored."""
+
+    depth_limit = 50
+
+    def to_internal_value(self, data: Any) -> Any:
+        waiting = [(data, 0)]
+        while waiting:
+            value, depth = waiting.pop()
+            if depth > self.depth_limit:
+                raise ValidationError("This is nested too deeply.")
+            if isinstance(value, str):
+                ProhibitNullCharactersValidator()(value)
+                ProhibitSurrogateCharactersValidator()(value)
+            elif isinstance(value, dict):
+                waiting += [(part, depth + 1) for part in (*value.keys(), *value.values())]
+            elif isinstance(value, list):
+                waiting += [(part, depth + 1) for part in value]
+        return data
+
+
+class Input(serializers.Serializer[Any]):
+    """The base of all inputs."""
+
+    @classmethod
+    def read(cls, data: Any) -> Values:
+        """The checked values of ``data``; what was not given is not in them. Raises ValidationError."""
+        reader = cls(data=data)
+        reader.is_valid(raise_exception=True)
+        return dict(reader.validated_data)
+
+
+class NewSession(Input):
+    """A session to be opened."""
+
+    agent = Text(required=False, max_length=100)
+    title = Text(required=False, allow_blank=True, max_length=200)
+
+
+class Rename(Input):
+    """A session's new title."""
+
+    title = Text(max_length=200)
+
+
+class NewTurn(Input):
+    """A turn to be started."""
+
+    input = Text()
+    on_disconnect = serializers.ChoiceField(OnDisconnect.values, required=False)
+    multitask = serializers.ChoiceField(Multitask.values, required=False)
+    stream_modes = serializers.ListField(
+        child=serializers.ChoiceField(["updates", "custom"]), required=False, max_length=2
+    )
+
+
+class Cancel(Input):
+    """A request to cancel."""
+
+    reason = Text(required=False, allow_blank=True, max_length=500)
+    wait = serializers.FloatField(required=False, min_value=0, max_value=60)
+
+
+class Reason(Input):
+    """Why an operator acts."""
+
+    reason = Text(max_length=500)
+
+
+class Retry(Input):
+    """A turn to be run again, perhaps with other words."""
+
+    input = Text(required=False)
+
+
+class Answers(Input):
+    """Answers to all questions of a waiting run, by the question's id."""
+
+    answers = Json()
+
+    def validate_answers(self, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict) or not value:
+            raise ValidationError('An object {"question id": answer} is expected.')
+        return value
+
+
+class SessionFilter(Input):
+    """Which sessions to list."""
+
+    search = Text(required=False, allow_blank=True, max_length=200)
+    status = serializers.ChoiceField(SessionStatus.values, required=False, allow_blank=True)
+    origin = serializers.ChoiceField(Origin.values, required=False, allow_blank=True)
+
+
+class HistoryFilter(Input):
+    """Which part of a history to show, and how."""
+
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
+    before = Text(required=False, max_length=200)
+    render = serializers.ChoiceField(["html"], required=False)
+
+
+class EventsFilter(Input):
+    """Which part of a run's log to show."""
+
+    after = serializers.IntegerField(required=False, min_value=0, max_value=2**31 - 1)
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
+
+
+class Key(Input):
+    """An idempotency key."""
+
+    key = Text(max_length=255)
+
+
+class Frame(Input):
+    """What every frame of a socket carries."""
+
+    type = Text(max_length=50)
+    request_id = Text(required=False, max_length=100)
+
+
+class TurnFrame(NewTurn):
+    """``turn.start``. A socket never counts as the connection that streams the answer, so no ``cancel``."""
+
+    request_id = Uuid()
+    on_disconnect = serializers.ChoiceField([OnDisconnect.CONTINUE.value], required=False)
+
+
+class SessionFrame(Cancel):
+    """``agent.cancel``."""
+
+    session_id = Uuid()
+
+
+class RunFrame(Input):
+    """A frame about a run."""
+
+    run = Uuid()
+
+
+class RetryFrame(RunFrame, Retry):
+    """``run.retry``."""
+
+
+class AnswerFrame(RunFrame, Answers):
+    """``run.answer``."""

@@ -1,0 +1,403 @@
+"""What a history must look like so that any provider takes it, and how to bring one into that form.
+
+Pure: a list of messages in, a list of messages out. The form:
+
+- each tool call of a message has exactly one result, directly behind the message, in the order of the
+  calls, and no result stands anywhere else;
+- each call has an id, a name and an object of arguments; what was never spelled out is gone, also from
+  the places where providers' clients keep calls in their own format;
+- no assistant message is empty;
+- no user message stands right behind a tool result, which some providers refuse: a turn that came to no
+  answer ends with a short note.
+
+What is in that form already comes out as the very same objects, so doing it twice changes nothing.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    FunctionMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_chunk_to_message,
+)
+
+from runs import transcript
+from runs.states import Effect, RunStatus, ToolStatus
+from runs.transcript import Call, Transcript, note_id
+
+MARK = "turnkeeper"  # key in additional_kwargs, which the clients of providers do not send on
+
+_NOTES = {
+    RunStatus.CANCELLED: "This turn was stopped before it was answered.",
+    RunStatus.FAILED: "This turn ended with an error before it was answered.",
+    RunStatus.INTERRUPTED: "This turn was interrupted before it was answered.",
+}
+_NOTE = "This turn ended without an answer."
+
+# Blocks of a content list that spell a call out: Anthropic, OpenAI's Responses API, LangChain's own.
+_CALL_BLOCKS = frozenset(
+    (
+        "tool_use",
+        "input_json_delta",
+        "function_call",
+        "custom_tool_call",
+        "tool_call",
+        "tool_call_chunk",
+        "invalid_tool_call",
+    )
+)
+# Calls that the provider runs itself; the result is a block of the same message.
+_SERVER_CALL_BLOCKS = frozenset(
+    ("server_tool_use", "mcp_tool_use", "server_tool_call", "server_tool_call_chunk")
+)
+_THOUGHT_BLOCKS = frozenset(("reasoning", "thinking", "redacted_thinking"))
+
+
+@dataclass(slots=True)
+class Changes:
+    """What was done to bring a history into form; ids of messages and calls."""
+
+    users: list[str] = field(default_factory=list)  # user messages put in
+    answers: list[str] = field(default_factory=list)  # answers taken from the log, partial ones included
+    notes: list[str] = field(default_factory=list)  # closing notes put in
+    results: list[str] = field(default_factory=list)  # calls whose result was found in the log
+    made_up: list[str] = field(default_factory=list)  # calls that got a result saying that there is none
+    dropped_calls: int = 0  # calls that were invalid or never spelled out
+    dropped_messages: int = 0  # messages of retried turns, results of no call, empty answers
+
+
+def mark(status: str) -> dict[str, Any]:
+    """``additional_kwargs`` of a message that is not what the model or the tool would have made of it."""
+    return {MARK: {"status": status}}
+
+
+def marked(message: BaseMessage) -> str | None:
+    """The status that a message was marked with, None when it was not."""
+    found = message.additional_kwargs.get(MARK)
+    return found.get("status") if isinstance(found, Mapping) else None
+
+
+def sendable(
+    messages: Sequence[BaseMessage],
+    turns: Sequence[Transcript],
+    *,
+    drop: Collection[str] = (),
+    was_under_way: Callable[[transcript.Message], bool] = lambda message: True,
+    changes: Changes | None = None,
+) -> list[BaseMessage]:
+    """``messages`` in the form above, with these ``turns``, in their order, wholly in it.
+
+    ``drop`` are ids of user messages whose turn leaves the history. ``was_under_way`` says of an answer that
+    the log has and ``messages`` has not whether the step that gave it was still open; a step that was
+    committed without it (a router's words, say) left it out on purpose.
+    """
+    changes = changes or Changes()
+    kept = _without(list(messages), drop, {turn.user.id for turn in turns} | set(drop), changes)
+    for number, turn in enumerate(turns):
+        later = {later.user.id for later in turns[number + 1 :]}
+        kept = _with_turn(kept, turn, later, was_under_way, changes)
+    return answered(kept, turns, changes)
+
+
+# Turns
+
+
+def _without(
+    messages: list[BaseMessage], drop: Collection[str], known: Collection[str], changes: Changes
+) -> list[BaseMessage]:
+    """Leave out the turns in ``drop``, each up to the next user message that is ``known``."""
+    kept: list[BaseMessage] = []
+    dropping = False
+    for message in messages:
+        if isinstance(message, HumanMessage) and message.id in known:
+            dropping = message.id in drop
+        if not dropping:
+            kept.append(message)
+    changes.dropped_messages += len(messages) - len(kept)
+    return kept
+
+
+def _with_turn(
+    messages: list[BaseMessage],
+    turn: Transcript,
+    later: Collection[str],
+    was_under_way: Callable[[transcript.Message], bool],
+    changes: Changes,
+) -> list[BaseMessage]:
+    """Put in what the log has of this turn and ``messages`` has not, and close it."""
+    end = next((i for i, message in enumerate(messages) if message.id in later), len(messages))
+    start = next((i for i, message in enumerate(messages[:end]) if message.id == turn.user.id), None)
+    if start is None:
+        # It ended before its first checkpoint, or in the queue.
+        start = end
+        part: list[BaseMessage] = [HumanMessage(turn.user.text, id=turn.user.id)]
+        changes.users.append(turn.user.id)
+        is_new = True
+    else:
+        part = messages[start:end]
+        is_new = False
+    stored = {message.id for message in part}
+    for said in turn.messages:
+        if said.id in stored:
+            continue
+        if said.id != note_id(turn.run_id):
+            if said.status == "complete" and not is_new and not was_under_way(said):
+                continue
+            if said.status != "complete" and _was_said_again(said, turn, stored):
+                continue
+        if (answer := _answer(said)) is not None:
+            part.append(answer)
+            changes.answers.append(said.id)
+    note = note_id(turn.run_id)
+    if turn.status != RunStatus.COMPLETED and not _is_answer(part[-1]) and all(m.id != note for m in part):
+        part.append(_note(note, _NOTES.get(turn.status, _NOTE) if turn.status else _NOTE))
+        changes.notes.append(note)
+    return messages[:start] + part + messages[end:]
+
+
+def _was_said_again(partial: transcript.Message, turn: Transcript, stored: Collection[str | None]) -> bool:
+    """The graph tried this answer anew, or went on without it."""
+    behind = turn.messages[turn.messages.index(partial) + 1 :]
+    return any(
+        later.id in stored
+        or (
+            later.status == "complete"
+            and later.node
+            and (later.node, later.namespace) == (partial.node, partial.namespace)
+        )
+        for later in behind
+    )
+
+
+def _answer(said: transcript.Message) -> BaseMessage | None:
+    """A message of the log as one of the history, in the log's very words."""
+    if said.is_empty:
+        return None
+    if said.role == "system":
+        return SystemMessage(said.text, id=said.id)
+    if said.role == "user":
+        return HumanMessage(said.text, id=said.id)
+    if said.status != "complete":
+        # What it asked for, it had not asked wholly.
+        return (
+            AIMessage(said.text, id=said.id, additional_kwargs=mark("interrupted"))
+            if said.text.strip()
+            else None
+        )
+    calls = [
+        {"type": "tool_call", "id": call.id, "name": call.name, "args": call.args} for call in said.calls
+    ]
+    return AIMessage(said.text, id=said.id, tool_calls=calls)
+
+
+def _note(message_id: str, text: str) -> AIMessage:
+    return AIMessage(text, id=message_id, additional_kwargs=mark("interrupted"))
+
+
+def _is_answer(message: BaseMessage) -> bool:
+    return isinstance(message, AIMessage) and not message.tool_calls and bool(message.text.strip())
+
+
+# Calls and results
+
+
+def answered(
+    messages: Sequence[BaseMessage], turns: Sequence[Transcript], changes: Changes
+) -> list[BaseMessage]:
+    """Put each result behind its call, make up those that are missing, drop what nobody asked for.
+
+    Of the ``turns`` only what they know of the calls is used.
+    """
+    calls = {(call.message, call.id): call for turn in turns for call in turn.calls}
+    results = _results(messages)
+    kept: list[BaseMessage] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            continue
+        if isinstance(message, HumanMessage):
+            _close(kept, changes)
+        if not isinstance(message, AIMessage):
+            kept.append(message)
+            continue
+        follower = messages[index + 1] if index + 1 < len(messages) else None
+        own = results.get(index, {})
+        whole = _whole(message, own, isinstance(follower, FunctionMessage), changes)
+        if whole is None:
+            changes.dropped_messages += 1
+            continue
+        kept.append(whole)
+        for asked in whole.tool_calls:
+            call_id = str(asked["id"])
+            kept.append(own.get(call_id) or _result(whole, asked, calls, changes))
+    _close(kept, changes)
+    wanted = sum(isinstance(message, ToolMessage) for message in kept)
+    had = sum(isinstance(message, ToolMessage) for message in messages)
+    changes.dropped_messages += max(had + len(changes.results) + len(changes.made_up) - wanted, 0)
+    return kept
+
+
+def _results(messages: Sequence[BaseMessage]) -> dict[int, dict[str, ToolMessage]]:
+    """The result of each call: ``{index of the asking message: {call id: result}}``; the first one counts.
+
+    A result belongs to the nearest message before it that asked under its id, since some models number
+    the calls of each message from the start.
+    """
+    asked_by: dict[str, int] = {}
+    results: dict[int, dict[str, ToolMessage]] = {}
+    for index, message in enumerate(messages):
+        if isinstance(message, AIMessage):
+            for asked in (*message.tool_calls, *message.invalid_tool_calls):
+                if asked["id"]:
+                    asked_by[asked["id"]] = index
+        elif isinstance(message, ToolMessage) and message.tool_call_id in asked_by:
+            of_message = results.setdefault(asked_by[message.tool_call_id], {})
+            of_message.setdefault(message.tool_call_id, message)
+    return results
+
+
+def _result(
+    message: AIMessage, asked: Mapping[str, Any], calls: Mapping[tuple[str, str], Call], changes: Changes
+) -> ToolMessage:
+    """The result of a call that has none in the history: from the log, or one that says why there is none."""
+    call_id, name = asked["id"], asked["name"]
+    # Its own id is made from those of message and call, so that the same repair gives the same message.
+    result_id = f"{message.id}:{call_id}" if message.id else None
+    call = calls.get((message.id or "", call_id))
+    if call and call.status == ToolStatus.COMPLETED:
+        changes.results.append(call_id)
+        return ToolMessage(call.result or "", tool_call_id=call_id, name=name, id=result_id)
+    if call and call.status == ToolStatus.FAILED:
+        changes.results.append(call_id)
+        return ToolMessage(call.error or "", tool_call_id=call_id, name=name, id=result_id, status="error")
+    changes.made_up.append(call_id)
+    how = "was interrupted" if call and call.status == ToolStatus.INTERRUPTED else "was cancelled"
+    if call is None:
+        text = "No result of this call was recorded. It may or may not have taken effect."
+    elif call.effect == Effect.NONE or not call.started:
+        text = f"This call {how} before it ran. It had no effect."
+    else:
+        text = f"This call {how} while it ran. It may have taken effect; its result is not known."
+    kwargs = mark(call.status if call else ToolStatus.CANCELLED)
+    return ToolMessage(
+        text, tool_call_id=call_id, name=name, id=result_id, status="error", additional_kwargs=kwargs
+    )
+
+
+def _close(messages: list[BaseMessage], changes: Changes) -> None:
+    """If the last message is a tool result, put a note behind it."""
+    if messages and isinstance(messages[-1], ToolMessage):
+        note = f"{messages[-1].id or messages[-1].tool_call_id}:note"
+        messages.append(_note(note, _NOTE))
+        changes.notes.append(note)
+
+
+# One assistant message
+
+
+def _whole(
+    message: AIMessage, results: Mapping[str, ToolMessage], is_legacy_call: bool, changes: Changes
+) -> AIMessage | None:
+    """The message with none but whole calls; the same object if it is so already, None if nothing is left."""
+    whole = (
+        cast(AIMessage, message_chunk_to_message(message)) if isinstance(message, AIMessageChunk) else message
+    )
+    calls = {call["id"]: call for call in reversed(whole.tool_calls) if call["id"] and call["name"]}
+    calls = dict(reversed(calls.items()))
+    # A broken call that was answered (with an error, to let the model try again) has to stay, as a call
+    # that can be sent: clients send the broken arguments as they are, and providers refuse them.
+    mended = {
+        call["id"]: {"type": "tool_call", "id": call["id"], "name": name, "args": {}}
+        for call in whole.invalid_tool_calls
+        if call["id"] in results
+        and call["id"] not in calls
+        and (name := call["name"] or results[call["id"]].name)
+    }
+    dropped = len(whole.tool_calls) + len(whole.invalid_tool_calls) - len(calls) - len(mended)
+    content = _whole_content(whole.content, calls, mended)
+    kwargs = _whole_kwargs(whole.additional_kwargs, calls, is_legacy_call)
+    if dropped or mended or content is not whole.content or kwargs is not whole.additional_kwargs:
+        changes.dropped_calls += dropped
+        metadata = whole.response_metadata
+        # With the provider's id of the response its client would send only what follows, and the
+        # provider would take the response as it remembers it.
+        metadata = {key: value for key, value in metadata.items() if key != "id"}
+        whole = whole.model_copy(
+            update={
+                "tool_calls": [*calls.values(), *mended.values()],
+                "invalid_tool_calls": [],
+                "content": content,
+                "additional_kwargs": kwargs,
+                "response_metadata": metadata,
+            }
+        )
+    if whole.tool_calls or whole.text.strip() or is_legacy_call or _has_other_content(whole.content):
+        return whole
+    return None
+
+
+def _whole_content(
+    content: str | list[Any], calls: Mapping[str, Any], mended: Mapping[str, Any]
+) -> str | list[Any]:
+    """The content without blocks of calls that are gone; the same object if there are none."""
+    if isinstance(content, str):
+        return content
+    blocks = [block for block in content if isinstance(block, dict)]
+    asked = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALL_BLOCKS}
+    answered = {_answers(block) for block in blocks}
+
+    def stays(block: Any) -> bool:
+        if not isinstance(block, dict):
+            return True
+        kind = str(block.get("type", ""))
+        if kind in _CALL_BLOCKS:
+            return (block.get("call_id") or block.get("id")) in calls
+        if kind in _SERVER_CALL_BLOCKS:
+            return block.get("id") in answered
+        if kind.endswith("tool_result"):
+            return _answers(block) in asked
+        # Searches and the like of the Responses API carry their state themselves.
+        return not (
+            kind.endswith("_call") and block.get("status") in ("in_progress", "searching", "incomplete")
+        )
+
+    kept = [block for block in content if stays(block)]
+    if len(kept) == len(content):
+        return content
+    # A thought must be followed by what it led to; that may just have gone.
+    while kept and isinstance(kept[-1], dict) and kept[-1].get("type") in _THOUGHT_BLOCKS and not mended:
+        kept.pop()
+    return kept
+
+
+def _answers(block: Mapping[str, Any]) -> Any:
+    """The id of the server-side call whose result this block is."""
+    return block.get("tool_use_id") or block.get("tool_call_id")
+
+
+def _whole_kwargs(kwargs: dict[str, Any], calls: Mapping[str, Any], is_legacy_call: bool) -> dict[str, Any]:
+    """``additional_kwargs`` without calls that are gone; OpenAI's client would send them."""
+    listed: Sequence[Any] = kwargs.get("tool_calls") or ()
+    left = [call for call in listed if call.get("id") in calls]
+    if len(left) == len(listed) and ("function_call" not in kwargs or is_legacy_call):
+        return kwargs
+    rest = {key: value for key, value in kwargs.items() if key not in ("tool_calls", "function_call")}
+    if left:
+        rest["tool_calls"] = left
+    if "function_call" in kwargs and is_legacy_call:
+        rest["function_call"] = kwargs["function_call"]
+    return rest
+
+
+def _has_other_content(content: str | list[Any]) -> bool:
+    """Pictures, sound, results of searches: something that is neither text nor a thought."""
+    return isinstance(content, list) and any(
+        isinstance(block, dict) and block.get("type") not in _THOUGHT_BLOCKS | {"text", "output_text"}
+        for block in content
+    )

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import daphne.server  # first: it installs the reactor that everything of Twisted's then uses
+from twisted.internet import defer
 from twisted.internet import reactor as installed_reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 
@@ -111,9 +112,9 @@ class Server(daphne.server.Server):
         engine = await self._start_engine()
         try:
             port = self._listen()
-            self._on_listening(self._listener.getsockname()[1])
+            self._on_listening(port.getHost().port)
             await self._told_to_leave.wait()
-            await port.stopListening()
+            await defer.maybeDeferred(port.stopListening).asFuture(self._loop)
         finally:
             await self._leave(engine)
 
@@ -123,7 +124,8 @@ class Server(daphne.server.Server):
         except OSError as error:
             raise CannotListen(f"Cannot listen: {error.strerror}.") from None
         self._listener.setblocking(False)
-        port = reactor.adoptStreamPort(self._listener.fileno(), self._listener.family, self.http_factory)
+        with self._listener:  # the reactor takes a copy
+            port = reactor.adoptStreamPort(self._listener.fileno(), self._listener.family, self.http_factory)
         reactor.callLater(1, self.application_checker)
         reactor.callLater(2, self.timeout_checker)
         return port

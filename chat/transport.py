@@ -151,6 +151,10 @@ class Socket(WebSocketProtocol):
         if self.outlet.is_free:  # otherwise a ping would wait behind what the peer has not read yet
             super().check_timeouts()
 
+    def serverClose(self, code: int | None = None) -> None:
+        # The way that daphne takes refuses codes that are the server's own, such as 1012.
+        self.sendCloseFrame(code=code or 1000)
+
     def new_inbox(self) -> Inbox:
         return Inbox(self.transport)
 

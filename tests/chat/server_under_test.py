@@ -1,0 +1,123 @@
+"""A server process with a stand-in for the engine and an application made for tests.
+
+Run as ``python -m tests.chat.server_under_test``; it prints its port once it listens. Environment:
+``ENGINE`` is ``quick``, ``slow`` (never drains) or ``stuck`` (blocks the event loop when it leaves);
+``DRAIN`` and ``PATIENCE`` are seconds.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+
+from chat import server
+from chat.transport import Inbox, Outlet
+
+FLOOD = 50 * 1024 * 1024
+CHUNK = b"x" * 16 * 1024
+
+most_buffered = 0
+most_waiting = 0
+sent = 0
+forever = threading.Event()
+
+
+class Engine:
+    async def leave(self, seconds: float) -> None:
+        print("leaving", flush=True)
+        if os.environ["ENGINE"] == "slow":
+            await asyncio.sleep(seconds)
+        if os.environ["ENGINE"] == "stuck":
+            forever.wait()  # holds up the loop
+        print("left", flush=True)
+
+
+async def start_engine() -> Engine:
+    return Engine()
+
+
+def watch_buffers() -> None:
+    """Remember the most that ever lay in a transport's buffer and in an inbox."""
+    pause, put = Outlet.pauseProducing, Inbox.put_nowait
+
+    def pause_and_look(outlet: Outlet) -> None:
+        global most_buffered
+        transport = outlet.transport
+        most_buffered = max(most_buffered, len(transport.dataBuffer) + transport._tempDataLen)
+        pause(outlet)
+
+    def put_and_look(inbox: Inbox, message: dict) -> None:
+        global most_waiting
+        put(inbox, message)
+        most_waiting = max(most_waiting, inbox._messages.qsize())
+
+    Outlet.pauseProducing = pause_and_look
+    Inbox.put_nowait = put_and_look
+
+
+async def application(scope, receive, send) -> None:
+    if scope["type"] == "websocket":
+        await websocket(scope["path"], receive, send)
+    else:
+        await http(scope["path"], receive, send)
+
+
+async def http(path, receive, send) -> None:
+    global sent
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if path == "/flood":
+        for _ in range(FLOOD // len(CHUNK)):
+            await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
+            sent += len(CHUNK)
+    elif path == "/stream":
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+                await asyncio.sleep(0.1)
+    elif path == "/block":
+        async with ThreadSensitiveContext():
+            await send({"type": "http.response.body", "body": b"blocking", "more_body": True})
+            await sync_to_async(forever.wait)(5)
+    elif path == "/thread":
+        threading.Thread(target=forever.wait, name="a tool that does not end").start()
+    numbers = {"most_buffered": most_buffered, "most_waiting": most_waiting, "sent": sent}
+    await send({"type": "http.response.body", "body": json.dumps(numbers).encode()})
+
+
+async def websocket(path, receive, send) -> None:
+    global sent
+    await receive()
+    if path == "/undecided":
+        await receive()
+    await send({"type": "websocket.accept"})
+    if path == "/flood":
+        for number in range(FLOOD // len(CHUNK)):
+            await send({"type": "websocket.send", "text": f"{number:8}" + "x" * (len(CHUNK) - 8)})
+            sent += len(CHUNK)
+        await send({"type": "websocket.send", "text": "the end"})
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if path == "/sluggish":
+            await asyncio.sleep(0.01)
+        if message["text"] == "last":
+            await send({"type": "websocket.send", "text": "seen all"})
+        elif path == "/echo":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+
+if __name__ == "__main__":
+    watch_buffers()
+    server.Server(
+        application,
+        server.bind("127.0.0.1", int(os.environ.get("PORT", "0"))),
+        start_engine=start_engine,
+        drain_timeout=float(os.environ["DRAIN"]),
+        patience=float(os.environ["PATIENCE"]),
+        on_listening=lambda port: print(port, flush=True),
+    ).run()

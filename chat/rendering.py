@@ -59,15 +59,16 @@ def _align_without_style(state: Any) -> None:
 
 
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt(
-        "commonmark", {"html": False, "breaks": True, "maxNesting": 20}, renderer_cls=_Renderer
-    )
+    parser = _Parser("commonmark", {"html": False, "breaks": True, "maxNesting": 20}, renderer_cls=_Renderer)
     parser.enable(["table", "strikethrough"]).disable(["html_block", "html_inline"])
     parser.core.ruler.push("align_without_style", _align_without_style)
     return parser
 
 
 _markdown = _parser()
+_sanitiser = nh3.Cleaner(
+    tags=set(TAGS), attributes=ATTRIBUTES, url_schemes=set(SCHEMES), url_relative="deny", link_rel=REL
+)
 
 
 def render_markdown(text: str) -> SafeString:
@@ -80,5 +81,4 @@ def render_markdown(text: str) -> SafeString:
     if len(text) > MAX_CHARACTERS:
         return mark_safe(f"<pre>{escape(text)}</pre>")  # noqa: S308  escaped
     html = _markdown.render(text)
-    clean = nh3.clean(html, tags=set(TAGS), attributes=ATTRIBUTES, url_schemes=set(SCHEMES), link_rel=REL)
-    return mark_safe(clean)  # noqa: S308  sanitised
+    return mark_safe(_sanitiser.clean(html))  # noqa: S308  sanitised

@@ -1,0 +1,227 @@
+"""The chat pages: server-rendered, complete without JavaScript; scripts make them live.
+
+Every form works as a plain POST that redirects. A script sends the same form with
+``Accept: application/json`` and gets JSON instead. A foreign id and an unknown one get the same 404 page.
+"""
+
+import uuid
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.shortcuts import redirect, render, resolve_url
+from django.templatetags.static import static
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
+
+from chat import session_list, transcript
+from runs import operations
+from runs.errors import EngineError, NotFound
+from runs.operations import Actor, Data
+from runs.states import Multitask
+
+View = Callable[..., HttpResponseBase]
+
+
+def page(view: View) -> View:
+    """For people who are logged in; never from a cache; the engine's refusals become sentences."""
+
+    @wraps(view)
+    def guarded(request: HttpRequest, **kwargs: Any) -> HttpResponseBase:
+        try:
+            return view(request, **kwargs)
+        except NotFound as error:
+            raise Http404 from error
+        except EngineError as error:
+            return _refused(request, error, kwargs.get("session_id"))
+
+    return never_cache(login_required(guarded))
+
+
+@require_GET
+def home(request: HttpRequest) -> HttpResponse:
+    return redirect("chat:new")
+
+
+@page
+@require_http_methods(["GET", "HEAD", "POST"])
+def new_chat(request: HttpRequest) -> HttpResponseBase:
+    """The composer of a conversation that does not exist yet; the first message opens it."""
+    if request.method == "POST":
+        session_id = _open_session(request)
+        return _done(request, "chat:session", session_id=session_id)
+    return _render_page(request, None)
+
+
+@page
+@require_GET
+def session(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    everything = request.GET.get("show") == "all"
+    return _render_page(request, transcript.read(_user(request), session_id, everything=everything))
+
+
+@page
+@require_GET
+def turns(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    """The turns as the page shows them, or one of them (``?run=``): what a script puts in place of streamed text."""
+    run_id = request.GET.get("run")
+    if run_id is None:
+        return render(request, "chat/turns.html", {"transcript": transcript.read(_user(request), session_id)})
+    turn = transcript.read_turn(_user(request), session_id, run_id)
+    if turn is None:
+        raise Http404
+    return render(request, "chat/turn.html", {"turn": turn, "session_id": str(session_id)})
+
+
+@page
+@require_GET
+def list_of_sessions(request: HttpRequest) -> HttpResponse:
+    return render(request, "chat/session_list.html", session_list.read(_user(request), request.GET))
+
+
+@page
+@require_POST
+def send(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    """Start a turn, or put it in line behind the one that is active."""
+    _start_turn(request, session_id)
+    return _done(request, "chat:session", session_id=session_id)
+
+
+@page
+@require_POST
+def stop(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    cancellation = operations.cancel_session(_user(request), session_id)
+    return _done(request, "chat:session", session_id=session_id, cancellation=cancellation)
+
+
+@page
+@require_http_methods(["GET", "HEAD", "POST"])
+def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    if request.method != "POST":
+        return render(request, "chat/rename.html", {"session": operations.session_snapshot(_user(request), session_id)})
+    operations.rename_session(_user(request), session_id, request.POST.get("title", "").strip())
+    return _done(request, "chat:session", session_id=session_id)
+
+
+@page
+@require_http_methods(["GET", "HEAD", "POST"])
+def delete(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
+    if request.method != "POST":
+        return render(request, "chat/delete.html", {"session": operations.session_snapshot(_user(request), session_id)})
+    async_to_sync(operations.delete_session)(_user(request), session_id)
+    return _done(request, "chat:new")
+
+
+@page
+@require_POST
+def answer(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> HttpResponse:
+    run = operations.runs_of(_user(request), session_id).filter(id=run_id).first()
+    if run is None:
+        raise Http404
+    operations.answer(
+        _user(request),
+        run_id,
+        {
+            asked: _chosen(request.POST.get(name, ""), value)
+            for name, (asked, value) in transcript.open_questions(run).items()
+        },
+    )
+    return _done(request, "chat:session", session_id=session_id)
+
+
+def _run_command(apply: Callable[[Actor, uuid.UUID, HttpRequest], Data]) -> View:
+    @page
+    @require_POST
+    def view(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> HttpResponse:
+        if operations.get_run(_user(request), run_id)["session"] != str(session_id):
+            raise Http404
+        apply(_user(request), run_id, request)
+        return _done(request, "chat:session", session_id=session_id)
+
+    return view
+
+
+cancel_run = _run_command(lambda user, run_id, request: operations.cancel_run(user, run_id))
+resume = _run_command(lambda user, run_id, request: operations.resume(user, run_id))
+retry = _run_command(lambda user, run_id, request: operations.retry(user, run_id, request.POST.get("text")))
+dismiss = _run_command(lambda user, run_id, request: operations.dismiss(user, run_id))
+
+
+@require_GET
+def favicon(request: HttpRequest) -> HttpResponse:
+    return redirect(static("chat/favicon.svg"), permanent=True)
+
+
+def _open_session(request: HttpRequest) -> str:
+    """Open a session with its first turn. The form's request id makes sending it twice open one session."""
+    user, key = _user(request), _request_id(request)
+    opened = operations.sessions(user).filter(runs__idempotency_key=key).first()
+    if opened is not None:
+        return str(opened.id)
+    created = operations.create_session(user)["id"]
+    try:
+        _start_turn(request, created)
+    except EngineError:
+        # Nothing was said in it, so nobody should find it in the list.
+        async_to_sync(operations.delete_session)(user, created)
+        raise
+    return str(created)
+
+
+def _start_turn(request: HttpRequest, session_id: uuid.UUID | str) -> Data:
+    text = request.POST.get("text", "").replace("\r\n", "\n")
+    return operations.start_turn(
+        _user(request), session_id, text, key=_request_id(request), multitask=Multitask.ENQUEUE
+    )
+
+
+def _chosen(posted: str, value: Any) -> Any:
+    """The option itself where options were offered, so that a number stays a number; else the text."""
+    options = value.get("options") if isinstance(value, dict) else None
+    if isinstance(options, list):
+        return next((option for option in options if str(option) == posted), posted)
+    return posted.replace("\r\n", "\n")
+
+
+def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> HttpResponse:
+    context: dict[str, Any] = {
+        "transcript": shown,
+        "session": shown.session if shown else None,
+        "session_id": shown.session["id"] if shown else "",
+        "list": session_list.read(_user(request), request.GET),
+        "request_id": uuid.uuid4(),
+        "message_limit": settings.RUNS_MESSAGE_LIMIT,
+        "gone": "gone" in request.GET,
+    }
+    return render(request, "chat/page.html", context)
+
+
+def _done(request: HttpRequest, to: str, **kwargs: Any) -> HttpResponse:
+    cancellation = kwargs.pop("cancellation", None)
+    if _wants_json(request):
+        return JsonResponse({"url": resolve_url(to, **kwargs), "cancellation": cancellation})
+    return redirect(to, **kwargs)
+
+
+def _refused(request: HttpRequest, error: EngineError, session_id: uuid.UUID | None) -> HttpResponse:
+    if _wants_json(request):
+        return JsonResponse({"error": {"code": error.code, "message": error.message}}, status=error.status)
+    messages.error(request, error.message)
+    return redirect("chat:session", session_id=session_id) if session_id else redirect("chat:new")
+
+
+def _wants_json(request: HttpRequest) -> bool:
+    return request.get_preferred_type(["text/html", "application/json"]) == "application/json"
+
+
+def _request_id(request: HttpRequest) -> str:
+    return request.POST.get("request_id") or str(uuid.uuid4())
+
+
+def _user(request: HttpRequest) -> Actor:
+    return request.user  # type: ignore[return-value]  # login_required has seen to it

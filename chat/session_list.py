@@ -1,0 +1,47 @@
+"""The list of one's conversations: most recent first, searched, paged by a cursor."""
+
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django.utils.dateparse import parse_datetime
+
+from runs import operations
+from runs.models import Session
+from runs.operations import Actor
+
+PAGE = 40
+
+
+def read(user: Actor, query: Mapping[str, str]) -> dict[str, Any]:
+    """``{sessions, search, older}``; ``query`` is the page's own: ``q`` searches, ``older`` pages."""
+    search = query.get("q", "").replace("\x00", "").strip()[:200]
+    rows = _behind(operations.sessions(user, search=search), query.get("older", ""))
+    page = list(rows[: PAGE + 1])
+    more = len(page) > PAGE
+    page = page[:PAGE]
+    return {
+        "sessions": operations.represent_sessions(page),
+        "search": search,
+        "older": f"{page[-1].updated_at.isoformat()},{page[-1].id}" if more else "",
+    }
+
+
+def _behind(rows: QuerySet[Session], cursor: str) -> QuerySet[Session]:
+    """What comes after the cursor; a cursor that is none is ignored."""
+    place = _parse(cursor)
+    if place is None:
+        return rows
+    at, session_id = place
+    return rows.filter(Q(updated_at__lt=at) | Q(updated_at=at, id__lt=session_id))
+
+
+def _parse(cursor: str) -> tuple[datetime, uuid.UUID] | None:
+    moment, _, session_id = cursor.partition(",")
+    try:
+        at = parse_datetime(moment)
+        return (at, uuid.UUID(session_id)) if at is not None and at.tzinfo is not None else None
+    except ValueError:
+        return None

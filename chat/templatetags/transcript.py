@@ -1,0 +1,74 @@
+"""How the pages write numbers, times and tool calls."""
+
+import json
+from typing import Any
+
+from django import template
+
+from chat.rendering import render_markdown
+
+register = template.Library()
+register.filter("markdown", render_markdown)
+
+_CALL_STATES = {
+    "running": "Running",
+    "completed": "Done",
+    "failed": "Failed",
+    "cancelled": "Stopped",
+    "interrupted": "Interrupted",
+}
+
+
+@register.filter
+def duration(milliseconds: int | None) -> str:
+    """1234 becomes "1.2 s", 83000 "1 min 23 s"; nothing stays nothing."""
+    if milliseconds is None:
+        return ""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, seconds = divmod(round(milliseconds / 1000), 60)
+    return f"{minutes} min {seconds} s"
+
+
+@register.filter
+def grouped(number: int | None) -> str:
+    """12345 becomes "12,345"; an unknown number stays nothing."""
+    return "" if number is None else f"{number:,}"
+
+
+@register.filter
+def tokens(statistics: dict[str, Any]) -> str:
+    """Tokens in and out together, "about" when a part of them is estimated; nothing when none is known."""
+    known = [statistics[key] for key in ("input_tokens", "output_tokens") if statistics[key] is not None]
+    if not known:
+        return ""
+    return f"{'about ' if statistics['tokens_estimated'] else ''}{sum(known):,} tokens"
+
+
+@register.filter
+def one_line(value: Any) -> str:
+    """A tool's arguments on one line, cut to what a card's head can hold."""
+    text = ", ".join(f"{key}: {_compact(item)}" for key, item in value.items()) if isinstance(value, dict) else _compact(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+@register.filter
+def pretty(value: Any) -> str:
+    """JSON for reading; a text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+@register.filter
+def call_state(call: dict[str, Any]) -> str:
+    """How far a tool call came, and what that says of its effect."""
+    if call["effect"] == "unknown":
+        return "May have finished"
+    if call["effect"] == "none" and call["status"] in ("cancelled", "interrupted"):
+        return "Not started"
+    return _CALL_STATES[call["status"]]
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(", ", ": "))

@@ -1,0 +1,129 @@
+"""A session's history in the shape the page shows it: turns, each with its messages and its ending."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from asgiref.sync import async_to_sync
+
+from runs import operations
+from runs.models import Run
+from runs.operations import Actor, Data, Id
+from runs.states import RunStatus
+
+PAGE = 200  # messages on a page before the reader asks for all
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question of a waiting run, ready for a form."""
+
+    name: str  # of the form field; ids are the graph's own strings and stay out of it
+    text: str  # what is asked
+    options: list[str]  # what to choose from; empty means free text
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one run added to the conversation."""
+
+    run: Data  # Run
+    messages: list[Data] = field(default_factory=list)  # Message, oldest first
+    questions: list[Question] = field(default_factory=list)  # open ones only
+    answered: bool = False  # waiting, and the answer is stored already
+    words: str = ""  # the user's, for editing and sending again
+    latest: bool = False
+
+    @property
+    def needs_button(self) -> bool:
+        """The form cannot be sent by choosing an option alone."""
+        return not (len(self.questions) == 1 and self.questions[0].options)
+
+    @property
+    def uncertain(self) -> bool:
+        """A tool of this turn started and left no result, so it may have done its work."""
+        return any(call["effect"] == "unknown" for message in self.messages for call in message["tool_calls"] or ())
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A session, its turns, and the point from which a client follows on."""
+
+    session: Data  # Session
+    turns: list[Turn]
+    latest: Data | None  # the latest Run
+    complete: bool  # False when older messages were left out
+
+    @property
+    def cursor(self) -> Data | None:
+        """The run whose events come next: what is active, else what came last."""
+        return self.session["active_run"] or self.latest
+
+
+def read(actor: Actor, session_id: Id, *, everything: bool = False) -> Transcript:
+    """The session's transcript. Raises NotFound for what is unknown or somebody else's."""
+    limit = None if everything else PAGE
+    history = async_to_sync(operations.history)(actor, session_id, limit=limit)
+    messages = history["messages"]
+    turns = _turns(actor, session_id, messages, history["run"])
+    return Transcript(
+        session=history["session"],
+        turns=turns,
+        latest=history["run"],
+        complete=limit is None or len(messages) < limit,
+    )
+
+
+def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
+    """One turn of the session, or None when its messages are in the history no longer."""
+    transcript = read(actor, session_id)
+    found = next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
+    if not transcript.complete and (found is None or found is transcript.turns[0]):
+        # It may begin before the part that was read.
+        transcript = read(actor, session_id, everything=True)
+        found = next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
+    return found
+
+
+def open_questions(run: Run) -> dict[str, Any]:
+    """What a waiting run asks, by form field: ``{field: (question id, value)}``."""
+    return {f"answer-{number}": (asked["id"], asked["value"]) for number, asked in enumerate(run.questions or [])}
+
+
+def _turns(actor: Actor, session_id: Id, messages: Iterable[Data], latest: Data | None) -> list[Turn]:
+    messages = list(messages)
+    shown = {message["run"] for message in messages}
+    if latest is not None and latest["status"] != RunStatus.QUEUED:
+        shown.add(latest["id"])
+    rows = list(operations.runs_of(actor, session_id).filter(id__in=shown))
+    rows.sort(key=lambda row: row.position or 0)
+    represented = {run["id"]: run for run in operations.represent_runs(rows)}
+    if latest is not None and latest["id"] in represented:
+        represented[latest["id"]] = latest  # the one that was read together with the messages
+    turns = {str(row.id): _turn(row, represented[str(row.id)], latest) for row in rows}
+    for message in messages:
+        if message["run"] in turns:
+            turns[message["run"]].messages.append(message)
+    return list(turns.values())
+
+
+def _turn(row: Run, run: Data, latest: Data | None) -> Turn:
+    turn = Turn(run=run, words=row.input, latest=latest is not None and run["id"] == latest["id"])
+    if run["status"] == RunStatus.WAITING:
+        turn.answered = row.answers is not None
+        turn.questions = [_question(name, value) for name, (_, value) in open_questions(row).items()]
+    return turn
+
+
+def _question(name: str, value: Any) -> Question:
+    """A dict with a question and options becomes buttons, any other value text and a free field."""
+    if isinstance(value, dict) and "question" in value:
+        options = value.get("options")
+        return Question(name, str(value["question"]), [str(option) for option in options] if isinstance(options, list) else [])
+    return Question(name, value if isinstance(value, str) else _plain(value), [])
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)
+

@@ -94,6 +94,7 @@ class Request(WebRequest):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.outlet = Outlet(self.transport)
+        self._http_channel = self.channel  # which a finished request forgets
         self._received = 0
 
     def handleContentChunk(self, data: bytes) -> None:
@@ -124,14 +125,12 @@ class Request(WebRequest):
 
     def leave(self) -> None:
         """The server goes: end the response in good order, so that the client comes back; then disconnect."""
-        if self.finished or self.channel is None:
-            return
-        channel = self.channel
-        if self._response_started:
+        is_answering = self.application_queue is not None and self.channel is not None and not self.finished
+        if is_answering and self._response_started:
             self.finish()
-        else:
+        elif is_answering:
             self.basic_error(503, b"Service Unavailable", "The server is leaving. Try again in a moment.")
-        channel.loseConnection()
+        self._http_channel.loseConnection()
 
 
 class Socket(WebSocketProtocol):

@@ -1,0 +1,184 @@
+"""Whatever models, tools and graphs hand over, made fit for the log: clean text, plain JSON, bounded size.
+
+NUL cannot be stored by PostgreSQL and a lone surrogate cannot be encoded at all, so both become U+FFFD.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from datetime import date, time
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import BaseMessage
+from pydantic import BaseModel
+
+# Characters that one tool result, error or JSON value may have in the log.
+LIMIT = 100_000
+_DEPTH = 20
+_KEY_LIMIT = 200
+_NUMBER_BITS = 256
+
+_unsafe = re.compile("[\x00\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """``text`` without NUL and lone surrogates; the two halves of a pair become the character they mean."""
+    if not _unsafe.search(text):
+        return text
+    whole = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return whole.replace("\x00", "\ufffd")
+
+
+class CleanStream:
+    """``clean`` for a text that arrives in pieces, where a pair may be cut in two."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What can be told of the text so far; may be empty."""
+        if not self._held and not _unsafe.search(piece):
+            return piece
+        text = self._held + piece
+        self._held = ""
+        if "\ud800" <= text[-1:] <= "\udbff":  # the first half of a pair: the second may be on its way
+            text, self._held = text[:-1], text[-1]
+        return clean(text)
+
+    def end(self) -> str:
+        """What was held back and will never be completed."""
+        held, self._held = self._held, ""
+        return clean(held)
+
+
+def short(text: str, limit: int = LIMIT) -> str:
+    """Clean text of at most ``limit`` characters, with a mark where it was cut."""
+    if len(text) <= limit:
+        return clean(text)
+    return f"{clean(text[:limit])}\n[cut: {len(text) - limit} more characters]"
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content: text blocks only, so neither reasoning nor tool calls nor pictures."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(_block_text(block) for block in content)
+
+
+def _block_text(block: Any) -> str:
+    if isinstance(block, str):
+        return block
+    if isinstance(block, dict) and block.get("type") in ("text", "output_text"):
+        text = block.get("text")
+        return text if isinstance(text, str) else ""
+    return ""
+
+
+def result_text(output: Any) -> str:
+    """A tool's output as one bounded text: strings as they are, what is no text named, all else as JSON."""
+    if isinstance(output, str):
+        return short(output)
+    if isinstance(output, list) and output and all(_is_block(item) for item in output):
+        return short("\n".join(_block_text(item) or f"[{item['type']}]" for item in output))
+    return short(json.dumps(plain(output), ensure_ascii=False))
+
+
+def _is_block(item: Any) -> bool:
+    return isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("type"), str))
+
+
+def plain(value: Any, limit: int = LIMIT) -> Any:
+    """``value`` in the types of JSON, roughly ``limit`` characters long at most, with marks at the cuts."""
+    return _Plainer(limit).convert(value, 0)
+
+
+class _Plainer:
+    """One conversion and what is left of its size."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def convert(self, value: Any, depth: int) -> Any:
+        self._left -= 4  # brackets, commas, small numbers
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, Enum):
+            return self.convert(value.value, depth)
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, int):
+            bits = value.bit_length()
+            return int(value) if bits <= _NUMBER_BITS else f"[a number of {bits} bits]"
+        if isinstance(value, float):
+            return float(value) if math.isfinite(value) else str(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return f"[{len(value)} bytes]"
+        if isinstance(value, UUID | Decimal | date | time):
+            return self._text(str(value))
+        if depth >= _DEPTH:
+            return "[cut: nested too deeply]"
+        return self._compound(value, depth + 1)
+
+    def _compound(self, value: Any, depth: int) -> Any:
+        if isinstance(value, BaseMessage):
+            return self._mapping(_message_fields(value), depth)
+        if isinstance(value, Mapping):
+            return self._mapping(value, depth)
+        if isinstance(value, Sequence | Set):
+            return self._items(value, depth)
+        if isinstance(value, BaseModel):
+            names = list(type(value).model_fields)
+            return self._mapping({name: getattr(value, name, None) for name in names}, depth)
+        if is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in fields(value)]
+            return self._mapping({name: getattr(value, name, None) for name in names}, depth)
+        return self._text(_words(value))
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for number, (key, item) in enumerate(value.items()):
+            if self._left <= 0:
+                result["[cut]"] = f"{len(value) - number} more entries"
+                break
+            name = short(_words(key), _KEY_LIMIT)
+            self._left -= len(name)
+            result[name] = self.convert(item, depth)
+        return result
+
+    def _items(self, value: Sequence[Any] | Set[Any], depth: int) -> list[Any]:
+        result: list[Any] = []
+        for number, item in enumerate(value):
+            if self._left <= 0:
+                result.append(f"[cut: {len(value) - number} more items]")
+                break
+            result.append(self.convert(item, depth))
+        return result
+
+    def _text(self, text: str) -> str:
+        text = short(text, max(self._left, 0))
+        self._left -= len(text)
+        return text
+
+
+def _words(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - str() runs code of the graph, which may raise anything
+        return f"[{type(value).__name__}]"
+
+
+def _message_fields(message: BaseMessage) -> dict[str, Any]:
+    named = {"type": message.type, "id": message.id, "name": message.name, "content": message.content}
+    for name in ("tool_calls", "tool_call_id", "status"):
+        if value := getattr(message, name, None):
+            named[name] = value
+    return {name: value for name, value in named.items() if value is not None}

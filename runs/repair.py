@@ -30,7 +30,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Overwrite, StateSnapshot
 
 from runs import transcript
-from runs.sendable import Changes, answered, sendable
+from runs.sendable import Changes, answered, sendable, without
 from runs.transcript import Transcript
 
 _Graph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
@@ -75,29 +75,34 @@ async def repair(
     the session now. Raises RepairFailed, and what the saver raises.
     """
     report = RepairReport()
+
+    def with_results(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
+        return answered(without(_messages(state), drop, transcripts, changes), transcripts, changes)
+
     thread = {"thread_id": str(session_id)}
-    root: RunnableConfig = {"configurable": thread | {"checkpoint_ns": ""}}
+    # A subgraph that keeps a memory of its own keeps its cut calls there, too. It goes first: what it then
+    # holds of the turn is taken over word for word, since it gets it back with the next input.
+    elsewhere: list[BaseMessage] = []
+    async for namespace, subgraph in graph.aget_subgraphs(recurse=True):
+        if isinstance(subgraph, CompiledStateGraph) and subgraph.checkpointer is True:
+            own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
+            remembering = _Thread(graph, subgraph, own)
+            await _repair_thread(remembering, with_results, report)
+            elsewhere += _messages(await remembering.state())
 
     def with_turns(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
         open_steps = set(_pending(state))
         return sendable(
-            _messages(_values(state)),
+            _messages(state),
             transcripts,
             drop=drop,
             was_under_way=lambda said: _step_of(said) in open_steps,
+            elsewhere=[*elsewhere, *_inside(state)],
             changes=changes,
         )
 
-    def with_results(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
-        return answered(_messages(_values(state)), transcripts, changes)
-
+    root: RunnableConfig = {"configurable": thread | {"checkpoint_ns": ""}}
     await _repair_thread(_Thread(graph, graph, root), with_turns, report)
-    # A subgraph that keeps a memory of its own keeps its cut calls there, too. What others had under way
-    # belongs to a task that is cleared now, and is never read again.
-    async for namespace, subgraph in graph.aget_subgraphs(recurse=True):
-        if isinstance(subgraph, CompiledStateGraph) and subgraph.checkpointer is True:
-            own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
-            await _repair_thread(_Thread(graph, subgraph, own), with_results, report)
     return report
 
 
@@ -110,13 +115,11 @@ class _Thread:
     config: RunnableConfig
 
     async def state(self) -> StateSnapshot:
-        return await self.root.aget_state(self.config)
+        return await self.root.aget_state(self.config, subgraphs=True)
 
-    async def checkpoint(self, state: StateSnapshot) -> dict[str, Any]:
-        """The values an update starts from: without what is pending."""
-        if not any(task.result for task in state.tasks):
-            return _values(state)
-        return _values(await self.root.aget_state(state.config))
+    async def checkpoint(self, state: StateSnapshot) -> StateSnapshot:
+        """The state an update starts from: without what is pending."""
+        return await self.root.aget_state(state.config) if any(task.result for task in state.tasks) else state
 
     async def write(self, values: dict[str, Any]) -> None:
         await self.root.aupdate_state(self.config, values, as_node=_writing_node(self.graph, values))
@@ -132,8 +135,7 @@ async def _repair_thread(
     channel = thread.graph.channels.get(MESSAGES)
     for attempt in range(_ATTEMPTS):
         state = await thread.state()
-        base = await thread.checkpoint(state)
-        stored = _messages(base)
+        stored = _messages(await thread.checkpoint(state))
         changes = report.changes if attempt == 0 else Changes()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
         pending = _pending(state)
@@ -156,8 +158,14 @@ def _values(state: StateSnapshot) -> dict[str, Any]:
     return state.values if isinstance(state.values, dict) else {}
 
 
-def _messages(values: dict[str, Any]) -> list[BaseMessage]:
-    return list(values.get(MESSAGES) or ())
+def _messages(state: StateSnapshot) -> list[BaseMessage]:
+    return list(_values(state).get(MESSAGES) or ())
+
+
+def _inside(state: StateSnapshot) -> list[BaseMessage]:
+    """The messages of the graphs that run inside the step that is not finished."""
+    nested = [task.state for task in state.tasks if isinstance(task.state, StateSnapshot)]
+    return [message for inner in nested for message in (*_messages(inner), *_inside(inner))]
 
 
 def _pending(state: StateSnapshot) -> tuple[str, ...]:

@@ -90,29 +90,33 @@ def sendable(
     *,
     drop: Collection[str] = (),
     was_under_way: Callable[[transcript.Message], bool] = lambda message: True,
+    elsewhere: Sequence[BaseMessage] = (),
     changes: Changes | None = None,
 ) -> list[BaseMessage]:
     """``messages`` in the form above, with these ``turns``, in their order, wholly in it.
 
     ``drop`` are ids of user messages whose turn leaves the history. ``was_under_way`` says of an answer that
     the log has and ``messages`` has not whether the step that gave it was still open; a step that was
-    committed without it (a router's words, say) left it out on purpose.
+    committed without it (a router's words, say) left it out on purpose. ``elsewhere`` are messages that
+    graphs inside the graph had not handed over yet: answers and results are taken from there in their
+    original form before they are made from the log.
     """
     changes = changes or Changes()
-    kept = _without(list(messages), drop, {turn.user.id for turn in turns} | set(drop), changes)
+    kept = without(messages, drop, turns, changes)
     for number, turn in enumerate(turns):
         later = {later.user.id for later in turns[number + 1 :]}
-        kept = _with_turn(kept, turn, later, was_under_way, changes)
-    return answered(kept, turns, changes)
+        kept = _with_turn(kept, turn, later, was_under_way, elsewhere, changes)
+    return answered(kept, turns, changes, elsewhere)
 
 
 # Turns
 
 
-def _without(
-    messages: list[BaseMessage], drop: Collection[str], known: Collection[str], changes: Changes
+def without(
+    messages: Sequence[BaseMessage], drop: Collection[str], turns: Sequence[Transcript], changes: Changes
 ) -> list[BaseMessage]:
-    """Leave out the turns in ``drop``, each up to the next user message that is ``known``."""
+    """Leave out the turns in ``drop``, each up to the next user message of ``drop`` or ``turns``."""
+    known = {turn.user.id for turn in turns} | set(drop)
     kept: list[BaseMessage] = []
     dropping = False
     for message in messages:
@@ -129,6 +133,7 @@ def _with_turn(
     turn: Transcript,
     later: Collection[str],
     was_under_way: Callable[[transcript.Message], bool],
+    elsewhere: Sequence[BaseMessage],
     changes: Changes,
 ) -> list[BaseMessage]:
     """Put in what the log has of this turn and ``messages`` has not, and close it."""
@@ -144,6 +149,7 @@ def _with_turn(
         part = messages[start:end]
         is_new = False
     stored = {message.id for message in part}
+    originals = {message.id: message for message in elsewhere if not isinstance(message, ToolMessage)}
     for said in turn.messages:
         if said.id in stored:
             continue
@@ -152,7 +158,7 @@ def _with_turn(
                 continue
             if said.status != "complete" and _was_said_again(said, turn, stored):
                 continue
-        if (answer := _answer(said)) is not None:
+        if (answer := originals.get(said.id) or _answer(said)) is not None:
             part.append(answer)
             changes.answers.append(said.id)
     note = note_id(turn.run_id)
@@ -209,7 +215,10 @@ def _is_answer(message: BaseMessage) -> bool:
 
 
 def answered(
-    messages: Sequence[BaseMessage], turns: Sequence[Transcript], changes: Changes
+    messages: Sequence[BaseMessage],
+    turns: Sequence[Transcript],
+    changes: Changes,
+    elsewhere: Sequence[BaseMessage] = (),
 ) -> list[BaseMessage]:
     """Put each result behind its call, make up those that are missing, drop what nobody asked for.
 
@@ -217,6 +226,7 @@ def answered(
     """
     calls = {(call.message, call.id): call for turn in turns for call in turn.calls}
     results = _results(messages)
+    originals = {elsewhere[index].id: own for index, own in _results(elsewhere).items()}
     kept: list[BaseMessage] = []
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
@@ -227,7 +237,7 @@ def answered(
             kept.append(message)
             continue
         follower = messages[index + 1] if index + 1 < len(messages) else None
-        own = results.get(index, {})
+        own = (originals.get(message.id, {}) if message.id else {}) | results.get(index, {})
         whole = _whole(message, own, isinstance(follower, FunctionMessage), changes)
         if whole is None:
             changes.dropped_messages += 1
@@ -235,11 +245,14 @@ def answered(
         kept.append(whole)
         for asked in whole.tool_calls:
             call_id = str(asked["id"])
-            kept.append(own.get(call_id) or _result(whole, asked, calls, changes))
+            if call_id not in own:
+                own[call_id] = _result(whole, asked, calls, changes)
+            kept.append(own[call_id])
     _close(kept, changes)
-    wanted = sum(isinstance(message, ToolMessage) for message in kept)
-    had = sum(isinstance(message, ToolMessage) for message in messages)
-    changes.dropped_messages += max(had + len(changes.results) + len(changes.made_up) - wanted, 0)
+    placed = {id(message) for message in kept}
+    changes.dropped_messages += sum(
+        isinstance(message, ToolMessage) and id(message) not in placed for message in messages
+    )
     return kept
 
 

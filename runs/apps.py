@@ -1,7 +1,19 @@
+from typing import Any
+
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class RunsConfig(AppConfig):
     name = "runs"
     verbose_name = "Runs"
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        post_migrate.connect(_create_checkpoint_tables, sender=self)
+
+
+def _create_checkpoint_tables(using: str, **_: Any) -> None:
+    from runs.checkpoints import create_tables
+
+    create_tables(using=using)

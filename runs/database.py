@@ -24,10 +24,11 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     If the caller is cancelled meanwhile, the function still runs to its end, and its transaction with it.
     """
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, lambda: _call(function, args, kwargs))
+    return await loop.run_in_executor(_threads, lambda: call_with_connection(function, *args, **kwargs))
 
 
-def _call(function: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
+def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call ``function`` in this thread with a usable database connection, and give the connection back after."""
     close_old_connections()
     try:
         return function(*args, **kwargs)

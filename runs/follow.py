@@ -1,10 +1,28 @@
 """Follow a session: subscribe, backfill from the log, live, repair gaps from the log.
 
-The channel layer is a hint, the log is the truth.
+The channel layer is a hint, the log is the truth: an event is passed on only when it is the next one, and
+whatever does not fit is read from the log, whose order is (position of the run, seq).
 """
 
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from uuid import UUID
+
+from django.db.models import Q
+
+from runs import representations
+from runs.bus import Message
+from runs.database import in_thread
+from runs.errors import NotFound, Unavailable
+from runs.events import TERMINAL_TYPES, encode, wire
+from runs.hub import Hub
+from runs.models import Run, RunEvent, Session
+
+# Events read from the log at a time: bounds the memory of a follower far behind.
+PAGE = 500
+# The most recent sessions of a user that a live list watches.
+SUMMARIES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +75,216 @@ class SummaryChanged:
     summary: dict[str, Any]  # {id, title, status, updated_at}
 
 
-Item: TypeAlias = Event | SessionChanged | CancellationChanged | EffectChanged | SessionDeleted | SummaryChanged
+Item: TypeAlias = (
+    Event | SessionChanged | CancellationChanged | EffectChanged | SessionDeleted | SummaryChanged
+)
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far a follower has come in a session's stream."""
+
+    position: int  # of the run it is in
+    seq: int  # the last event it has
+    ended: bool  # whether that was the run's terminal event
+
+
+async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncIterator[Item]:
+    """All of a session, from behind ``cursor`` or from now; see ``runs.operations.follow_session``."""
+    async with _hub().session(session_id) as feed:
+        first, place = await in_thread(_start, session_id, cursor)
+        yield SessionChanged(first)
+        shown = first["updated_at"]
+        revision = first["cancellation_revision"]
+        behind = cursor is not None
+        while True:
+            while behind:
+                page = await in_thread(_read_session, session_id, place)
+                for position, event in page:
+                    place = _Place(position, event.seq, event.terminal)
+                    yield event
+                behind = len(page) == PAGE or (bool(page) and place.ended)
+            messages = await feed.take()
+            behind, feed.lost = feed.lost, False
+            changed = feed.gone
+            for message in messages:
+                match message["kind"]:
+                    case "events":
+                        for position, event in _decode(message):
+                            if _follows(place, position, event.seq):
+                                place = _Place(position, event.seq, event.terminal)
+                                # Behind an ending there may be runs that ended in the queue meanwhile.
+                                behind = behind or event.terminal
+                                yield event
+                            elif (position, event.seq) > (place.position, place.seq):
+                                behind = True
+                    case "cancellation":
+                        changed = True
+                        if message["revision"] > revision:
+                            revision = message["revision"]
+                            yield CancellationChanged(str(session_id), message["pending"], revision)
+                    case "effect":
+                        yield EffectChanged(message["run"], message["tool_call"], message["effect"])
+                    case "changed" | "deleted":
+                        changed = True
+            if feed.state is not None:
+                updated_at, position, seq = feed.state
+                feed.state = None
+                behind = behind or (position or 0, seq or 0) > (place.position, place.seq)
+                changed = changed or representations.timestamp(updated_at) > shown
+            if changed:
+                current = await in_thread(snapshot, session_id)
+                if current is None:
+                    yield SessionDeleted(str(session_id))
+                    return
+                if current["updated_at"] != shown or current["cancellation_revision"] > revision:
+                    shown = current["updated_at"]
+                    revision = max(revision, current["cancellation_revision"])
+                    behind = True  # what the snapshot tells of comes before it or right behind it
+                    yield SessionChanged(current)
+
+
+async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncIterator[Event]:
+    """The events of one run behind ``after``, up to its terminal one."""
+    async with _hub().session(session_id) as feed:
+        seq, behind = after, True
+        while True:
+            while behind:
+                page = await in_thread(_read_run, run_id, seq)
+                for event in page:
+                    seq = event.seq
+                    yield event
+                    if event.terminal:
+                        return
+                behind = len(page) == PAGE
+            for message in await feed.take():
+                if message["kind"] == "events" and message["run"] == str(run_id):
+                    for _, event in _decode(message):
+                        if event.seq == seq + 1:
+                            seq = event.seq
+                            yield event
+                            if event.terminal:
+                                return
+                        elif event.seq > seq:
+                            behind = True
+            if feed.gone or (feed.lost or feed.state is not None):
+                feed.lost, feed.state, behind = False, None, True
+            if feed.gone and not await in_thread(Run.objects.filter(id=run_id).exists):
+                return
+
+
+async def user(user_id: Any) -> AsyncIterator[Item]:
+    """The summaries of a user's sessions as they change."""
+    async with _hub().user(user_id) as feed:
+        shown = dict(await in_thread(_summaries, user_id, None))
+        while True:
+            messages = await feed.take()
+            named = {UUID(message["session"]) for message in messages}
+            if feed.lost:
+                feed.lost, named = False, set()
+            current = dict(await in_thread(_summaries, user_id, named or None))
+            for session_id, summary in current.items():
+                if shown.get(session_id) != summary:
+                    shown[session_id] = summary
+                    yield SummaryChanged(summary)
+            missing = {key for key in shown if key not in current and (not named or key in named)}
+            for session_id in await in_thread(_deleted, missing) if missing else ():
+                del shown[session_id]
+                yield SessionDeleted(str(session_id))
+
+
+def _hub() -> Hub:
+    if Hub.current is None:
+        raise Unavailable
+    return Hub.current
+
+
+def _follows(place: _Place, position: int, seq: int) -> bool:
+    if position == place.position:
+        return seq == place.seq + 1
+    return place.ended and position == place.position + 1 and seq == 1
+
+
+def _decode(message: Message) -> Iterator[tuple[int, Event]]:
+    for seq, (type, json) in enumerate(message["events"], start=message["first"]):
+        yield message["position"], Event(message["run"], seq, type, json, type in TERMINAL_TYPES)
+
+
+def snapshot(session_id: UUID) -> dict[str, Any] | None:
+    """The Session, all of it from one moment: read again when the session moved meanwhile."""
+    for _ in range(5):
+        found = list(representations.with_status(Session.objects.filter(id=session_id)))
+        if not found:
+            return None
+        represented = representations.sessions(found)[0]
+        if Session.objects.filter(id=session_id, updated_at=found[0].updated_at).exists():
+            break
+    return represented
+
+
+def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str, Any], _Place]:
+    """The snapshot a follower begins with, and the place its events go on from."""
+    while True:
+        shown = snapshot(session_id)
+        if shown is None:
+            raise NotFound
+        latest = Run.objects.filter(session=session_id, position__isnull=False).order_by("-position").first()
+        if Session.objects.filter(id=session_id, updated_at=shown["updated_at"]).exists():
+            break
+    place = _Place(0, 0, True)
+    if latest is not None:
+        active = shown["active_run"]
+        seq = active["last_seq"] if active else latest.last_seq
+        place = _Place(latest.position or 0, seq, latest.is_terminal)
+    if cursor is not None:
+        at = Run.objects.filter(id=cursor[0], session=session_id).first()
+        if at is None:
+            raise NotFound
+        if at.position is not None:
+            seq = min(cursor[1], at.last_seq)
+            place = _Place(at.position, seq, at.is_terminal and seq == at.last_seq)
+    return shown, place
+
+
+def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
+    """The next events of the session's stream; a later run only behind the earlier one's terminal event."""
+    behind = Q(run__position=place.position, seq__gt=place.seq)
+    if place.ended:
+        behind |= Q(run__position__gt=place.position)
+    rows = (
+        RunEvent.objects.filter(behind, run__session=session_id)
+        .order_by("run__position", "seq")
+        .values_list("run_id", "seq", "type", "data", "at", "run__position")[:PAGE]
+    )
+    page = []
+    position, ended = place.position, place.ended
+    for row in rows:
+        if row[5] != position and not ended:
+            break
+        event = _event(row)
+        position, ended = row[5], event.terminal
+        page.append((position, event))
+    return page
+
+
+def _read_run(run_id: UUID, after: int) -> list[Event]:
+    rows = RunEvent.objects.filter(run=run_id, seq__gt=after).order_by("seq")
+    return [_event(row) for row in rows.values_list("run_id", "seq", "type", "data", "at")[:PAGE]]
+
+
+def _event(row: Sequence[Any]) -> Event:
+    run_id, seq, type, data, at = row[:5]
+    return Event(str(run_id), seq, type, wire(run_id, seq, type, encode(data), at), type in TERMINAL_TYPES)
+
+
+def _deleted(session_ids: set[UUID]) -> set[UUID]:
+    return session_ids - set(Session.objects.filter(id__in=session_ids).values_list("id", flat=True))
+
+
+def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, dict[str, Any]]]:
+    """The user's summaries, all or the named ones; bounded to what a list shows."""
+    found = Session.objects.filter(owner=user_id, origin="chat")
+    if session_ids is not None:
+        found = found.filter(id__in=session_ids)
+    page = representations.with_status(found).order_by("-updated_at")[:SUMMARIES]
+    return [(session.id, representations.summary(session)) for session in page]

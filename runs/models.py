@@ -105,7 +105,9 @@ class Run(models.Model):
 
     worker = models.ForeignKey(Worker, models.SET_NULL, null=True, related_name="runs")
     claim = models.PositiveIntegerField(default=0)  # raised by each claim; the fence of all writes
-    checkpoint_before = models.CharField(max_length=100, blank=True, default="")  # where Retry goes back to
+    claimed_at = models.DateTimeField(null=True)
+    # Batches written by the event writer; tells whether a COMMIT whose reply was lost did happen.
+    batches = models.PositiveIntegerField(default=0)
     automatic_resumes = models.PositiveIntegerField(default=0)
     # The history of the session's checkpoint contains this run wholly and in a sendable form.
     repaired = models.BooleanField(default=False)
@@ -166,6 +168,10 @@ class Run(models.Model):
             models.Index(fields=["worker"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"),
             models.Index(fields=["status", "created_at"], condition=Q(status__in=ACTIVE), name="run_active"),
             models.Index(fields=["-created_at"], name="run_recent"),
+        ]
+        permissions = [
+            ("force_cancel_run", "Can end any run without its worker"),
+            ("reconcile_run", "Can bring a stuck run into order"),
         ]
 
     def __str__(self) -> str:

@@ -12,19 +12,40 @@ times are strings.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.contrib.auth.models import AbstractBaseUser
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
+from runs import (
+    admission,
+    deletion,
+    follow,
+    lifecycle,
+    reading,
+    representations,
+    settling,
+)
+from runs import (
+    agents as configured,
+)
+from runs.database import in_thread
+from runs.errors import Forbidden, Invalid, NotFound, Unavailable
+from runs.events import timestamp
 from runs.follow import Item
-from runs.models import Run, Session
-from runs.states import CancelSource, Multitask, OnDisconnect, Origin
+from runs.models import Run, RunEvent, Session
+from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
+from runs.worker import Supervisor
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
 Actor: TypeAlias = AbstractBaseUser
+
+TITLE_LIMIT = 200
+SEARCH_LIMIT = 200
+EVENTS_LIMIT = 1000
 
 
 # Sessions
@@ -32,32 +53,77 @@ Actor: TypeAlias = AbstractBaseUser
 
 def agents() -> list[Data]:
     """The configured agents: ``[{"name", "title", "description", "default"}]``, the default one first."""
+    policies = [(name, configured.policy_of(name)) for name in configured.names()]
+    return [
+        {
+            "name": name,
+            "title": policy.title or name,
+            "description": policy.description,
+            "default": place == 0,
+        }
+        for place, (name, policy) in enumerate(policies)
+    ]
 
 
 def create_session(
     actor: Actor, *, agent: str | None = None, title: str = "", origin: Origin = Origin.CHAT
 ) -> Data:
     """Open a session; Session. Raises Invalid for an agent that is not configured."""
+    names = configured.names()
+    if agent is None:
+        agent = names[0]
+    if agent not in names:
+        raise Invalid(f"There is no agent of that name. Configured: {', '.join(names)}.")
+    source = TitleSource.USER if title else TitleSource.WORDS
+    session = Session.objects.create(
+        owner=actor, agent=agent, title=_title(title) if title else "", title_source=source, origin=origin
+    )
+    lifecycle.session_created(session)
+    return session_snapshot(actor, session.id)
 
 
 def session_snapshot(actor: Actor, session_id: Id) -> Data:
     """The Session as it is now; projection and revision come from one statement."""
+    snapshot = follow.snapshot(_session(actor, session_id).id)
+    if snapshot is None:
+        raise NotFound
+    return snapshot
 
 
-def sessions(actor: Actor, *, search: str = "", status: str = "", origin: Origin | None = Origin.CHAT) -> QuerySet[Session]:
+def sessions(
+    actor: Actor, *, search: str = "", status: str = "", origin: Origin | None = Origin.CHAT
+) -> QuerySet[Session]:
     """One's own sessions, most recently changed first; for paging. Represent a page with ``represent_sessions``."""
+    found = representations.with_status(Session.objects.filter(owner=actor)).order_by("-updated_at", "-id")
+    if origin is not None:
+        found = found.filter(origin=origin)
+    if search:
+        if "\0" in search or len(search) > SEARCH_LIMIT:
+            raise Invalid(f'"search" must be a text of at most {SEARCH_LIMIT} characters without NUL.')
+        found = found.filter(Q(title__icontains=search) | Q(runs__input__icontains=search)).distinct()
+    if status:
+        if status not in SessionStatus.values:
+            raise Invalid(f'"status" must be one of {", ".join(SessionStatus.values)}.')
+        found = representations.filter_status(found, status)
+    return found
 
 
 def represent_sessions(page: Sequence[Session]) -> list[Data]:
     """Session for each, in a fixed number of queries."""
+    return representations.sessions(page)
 
 
 def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
     """Give a session a title of the user's; Session."""
+    found = _session(actor, session_id)
+    lifecycle.rename(found.id, _title(title), TitleSource.USER)
+    return session_snapshot(actor, found.id)
 
 
 async def delete_session(actor: Actor, session_id: Id, *, reason: str = "") -> None:
     """Force-cancel what is active, then delete the session, its log and its checkpoints. An audit entry stays."""
+    found = await in_thread(_session, actor, session_id)
+    await deletion.delete(found.id, actor, reason)
 
 
 # Turns
@@ -80,34 +146,54 @@ def start_turn(
     then logged as graph.update and graph.custom. Raises Invalid, TooLarge, RunActive, AgentMismatch,
     QueueFull, Unavailable.
     """
+    found = _session(actor, session_id)
+    turn = admission.Turn.checked(
+        text, multitask=multitask, on_disconnect=on_disconnect, stream_modes=stream_modes, key=key
+    )
+    _refuse_when_leaving()
+    return representations.run(admission.admit(found.id, actor, turn))
 
 
 def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
     """Answer all questions of a waiting run, ``{question id: value}``; Run. A second answer raises NotWaiting."""
+    run = _run(actor, run_id)
+    if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
+        raise Invalid('"answers" must be an object that gives each question id its value.')
+    return representations.run(lifecycle.answer(run.id, answers, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> Data:
     """Go on from the checkpoint of an interrupted run in a new run; the new Run."""
+    run = _run(actor, run_id)
+    _refuse_when_leaving()
+    return representations.run(admission.resume(run, actor))
 
 
 def retry(actor: Actor, run_id: Id, text: str | None = None) -> Data:
     """Run the session's latest turn again, optionally with other words; the new Run."""
+    run = _run(actor, run_id)
+    _refuse_when_leaving()
+    return representations.run(admission.retry(run, actor, text))
 
 
 def dismiss(actor: Actor, run_id: Id) -> Data:
     """Close an interrupted run: its history will be repaired, the session is idle; Run."""
+    return representations.run(admission.dismiss(_run(actor, run_id)))
 
 
 def get_run(actor: Actor, run_id: Id) -> Data:
     """Run."""
+    return representations.run(_run(actor, run_id))
 
 
 def runs_of(actor: Actor, session_id: Id) -> QuerySet[Run]:
     """The session's runs, newest first; for paging. Represent a page with ``represent_runs``."""
+    return Run.objects.filter(session=_session(actor, session_id)).order_by("-created_at", "-id")
 
 
 def represent_runs(page: Sequence[Run]) -> list[Data]:
     """Run for each, in a fixed number of queries."""
+    return representations.runs(page)
 
 
 # Cancel
@@ -119,46 +205,155 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     Acceptance is durable: from then on the run can become nothing but cancelled. It does not undo what
     tools have done, and it does not wait. Of a finished run: ``id`` None and outcome ``already_finished``.
     """
+    run = _run(actor, run_id)
+    reason = _reason(reason)
+    operation = lifecycle.request_cancel(run.id, source=source, reason=reason, requested_by=actor)
+    if operation is None:
+        return representations.nothing_to_cancel(
+            run.session_id, run.id, source=source, reason=reason, by=actor
+        )
+    return representations.cancellation(operation)
 
 
-def cancel_session(actor: Actor, session_id: Id, *, reason: str = "", source: str = CancelSource.USER) -> Data:
+def cancel_session(
+    actor: Actor, session_id: Id, *, reason: str = "", source: str = CancelSource.USER
+) -> Data:
     """Request that the active run and every queued run be cancelled; the Cancellation of the first in line."""
+    found = _session(actor, session_id)
+    reason = _reason(reason)
+    operation = lifecycle.request_session_cancel(found.id, source=source, reason=reason, requested_by=actor)
+    if operation is None:
+        return representations.nothing_to_cancel(found.id, None, source=source, reason=reason, by=actor)
+    return representations.cancellation(operation)
 
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
+    return await settling.wait(cancellation, seconds)
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
     """End a run durably without its worker and fence whatever still lives; Cancellation. Needs the permission."""
+    run = _run_for_operator(actor, run_id)
+    reason = _reason(reason)
+    if not reason.strip():
+        raise Invalid('"reason" is missing: say why the run has to end.')
+    source = CancelSource.OPERATOR
+    operation = lifecycle.force_cancel(run.id, source=source, reason=reason, requested_by=actor)
+    if operation is None:
+        return representations.nothing_to_cancel(
+            run.session_id, run.id, source=source, reason=reason, by=actor
+        )
+    return representations.cancellation(operation)
 
 
 # Reading
 
 
-async def history(actor: Actor, session_id: Id, *, limit: int | None = None, before: str | None = None) -> Data:
+async def history(
+    actor: Actor, session_id: Id, *, limit: int | None = None, before: str | None = None
+) -> Data:
     """``{"session": Session, "messages": [Message], "run": Run | None}``, oldest first.
 
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
+    found = await in_thread(_session, actor, session_id)
+    return await reading.history(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
     """A page of a run's log: ``{"events": [Event], "last_seq": int, "done": bool}``. Raises CursorGone."""
+    run = _run(actor, run_id)
+    rows = RunEvent.objects.filter(run=run, seq__gt=after).order_by("seq")[: min(limit, EVENTS_LIMIT)]
+    page = [
+        {"run": str(run.id), "seq": row.seq, "type": row.type, "data": row.data, "at": timestamp(row.at)}
+        for row in rows
+    ]
+    last_seq = page[-1]["seq"] if page else min(after, run.last_seq)
+    return {"events": page, "last_seq": last_seq, "done": run.is_terminal and last_seq >= run.last_seq}
 
 
-def follow_session(actor: Actor, session_id: Id, cursor: tuple[Id, int] | None = None) -> AsyncIterator[Item]:
+async def follow_session(
+    actor: Actor, session_id: Id, cursor: tuple[Id, int] | None = None
+) -> AsyncIterator[Item]:
     """Everything that happens in a session, in order, each event once; see ``runs.follow``.
 
     The first item is SessionChanged. Without a cursor events follow from its ``active_run.last_seq``; with
     ``(run, seq)`` from right behind that. Close the iterator (``aclose``) to leave. It ends after
     SessionDeleted. Raises NotFound and CursorGone before the first item.
     """
+    found = await in_thread(_session, actor, session_id)
+    at = (_uuid(cursor[0]), cursor[1]) if cursor else None
+    async with aclosing(follow.session(found.id, at)) as items:
+        async for item in items:
+            yield item
 
 
-def follow_run(actor: Actor, run_id: Id, after: int = 0) -> AsyncIterator[Item]:
+async def follow_run(actor: Actor, run_id: Id, after: int = 0) -> AsyncIterator[Item]:
     """The Event items of one run behind ``after``; ends after the terminal event."""
+    run = await in_thread(_run, actor, run_id)
+    async with aclosing(follow.run(run.session_id, run.id, after)) as items:
+        async for item in items:
+            yield item
 
 
-def follow_user(actor: Actor) -> AsyncIterator[Item]:
+async def follow_user(actor: Actor) -> AsyncIterator[Item]:
     """SummaryChanged and SessionDeleted for all of one's own sessions, live."""
+    async with aclosing(follow.user(actor.pk)) as items:
+        async for item in items:
+            yield item
+
+
+# Who may
+
+
+def _uuid(value: Id) -> UUID:
+    if isinstance(value, UUID):
+        return value
+    try:
+        return UUID(str(value))
+    except ValueError:
+        raise NotFound from None
+
+
+def _session(actor: Actor, session_id: Id) -> Session:
+    found = Session.objects.filter(id=_uuid(session_id), owner=actor.pk).first()
+    if found is None:
+        raise NotFound
+    return found
+
+
+def _run(actor: Actor, run_id: Id) -> Run:
+    found = Run.objects.filter(id=_uuid(run_id), session__owner=actor.pk).first()
+    if found is None:
+        raise NotFound
+    return found
+
+
+def _run_for_operator(actor: Actor, run_id: Id) -> Run:
+    """Any run, for an operator with the permission; for everybody else only one's own exist."""
+    if not actor.has_perm("runs.force_cancel_run"):  # type: ignore[attr-defined]
+        _run(actor, run_id)
+        raise Forbidden
+    found = Run.objects.filter(id=_uuid(run_id)).first()
+    if found is None:
+        raise NotFound
+    return found
+
+
+def _refuse_when_leaving() -> None:
+    if Supervisor.current is not None and Supervisor.current.leaving:
+        raise Unavailable
+
+
+def _title(title: Any) -> str:
+    title = " ".join(admission.checked_text(title, "title").split())
+    if len(title) > TITLE_LIMIT:
+        raise Invalid(f'"title" is longer than {TITLE_LIMIT} characters.')
+    return title
+
+
+def _reason(reason: Any) -> str:
+    if not reason:
+        return ""
+    return admission.checked_text(reason, "reason")[:500]

@@ -1,0 +1,85 @@
+"""The configured agents: a name, and the function that returns its uncompiled graph."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, TypeAlias, TypeVar
+
+from django.conf import settings
+from langgraph.graph.state import StateGraph
+from langgraph.pregel import Pregel
+
+from runs.errors import AgentMismatch
+
+BuildGraph: TypeAlias = Callable[[], "StateGraph[Any, Any, Any, Any]"]
+GenerateTitle: TypeAlias = Callable[[str, str], Awaitable[str | None]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an agent may say about itself, by the ``agent`` decorator on its function."""
+
+    title: str = ""  # how people call it
+    description: str = ""  # one sentence for the list of agents
+    on_interrupt: str = "ask"  # "ask", "resume" or "dismiss": what becomes of an interrupted run by itself
+    idempotent_tools: frozenset[str] = field(default_factory=frozenset)  # may run twice without harm
+    generate_title: GenerateTitle | None = None  # (user's text, answer) -> title, or None to keep the words
+
+
+def agent(**policy: Any) -> Callable[[F], F]:
+    """Attach a Policy to a function that builds a graph."""
+
+    def attach(build: F) -> F:
+        build.policy = Policy(**policy)  # type: ignore[attr-defined]
+        return build
+
+    return attach
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A configured agent, its graph compiled once without a saver."""
+
+    name: str
+    policy: Policy
+    graph: Pregel[Any, Any, Any, Any]
+
+    def graph_on(self, saver: Any) -> Pregel[Any, Any, Any, Any]:
+        """The graph with ``saver`` as its checkpointer."""
+        return self.graph.copy(update={"checkpointer": saver})
+
+
+def names() -> list[str]:
+    """The configured names, the default first."""
+    return list(settings.AGENTS)
+
+
+def policy_of(name: str) -> Policy:
+    """What the agent says about itself. Raises AgentMismatch when it is not configured."""
+    return getattr(_function(name), "policy", Policy())
+
+
+def load(name: str) -> Agent:
+    """The agent of that name. Raises AgentMismatch when it is not configured."""
+    _function(name)
+    return _load(name, settings.AGENTS[name])
+
+
+def _function(name: str) -> BuildGraph:
+    path = settings.AGENTS.get(name)
+    if path is None:
+        raise AgentMismatch
+    return resolve_name(path) if isinstance(path, str) else path
+
+
+@cache
+def _load(name: str, path: Any) -> Agent:
+    build = _function(name)
+    return Agent(name, getattr(build, "policy", Policy()), build().compile())
+
+
+def forget() -> None:
+    """Build all graphs anew when they are next needed; for tests that change ``AGENTS``."""
+    _load.cache_clear()

@@ -1,0 +1,163 @@
+"""Hints between processes: small messages over the channel layer, which may lose them or be down.
+
+One channel per process, whatever the number of its listeners; nothing that is sent here is the only way
+to learn of it.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
+
+from asgiref.sync import async_to_sync
+from channels.layers import InMemoryChannelLayer, get_channel_layer
+
+logger = logging.getLogger(__name__)
+
+Message: TypeAlias = dict[str, Any]
+Handler: TypeAlias = Callable[[Message], None]
+
+# With a dead layer nobody is helped by what waits here; the log has it all.
+_OUTBOX_LIMIT = 10_000
+
+
+class Bus:
+    """This process's end of the channel layer. Lives on one event loop; ``publish`` may be called anywhere."""
+
+    current: ClassVar["Bus | None"] = None
+
+    def __init__(self) -> None:
+        self._layer = get_channel_layer()
+        self._handlers: dict[str, Handler] = {}
+        self._outbox: list[tuple[str, Message]] = []
+        self._outgoing = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._channel = ""
+
+    @classmethod
+    async def open(cls) -> "Bus":
+        """Join the channel layer and become the process's bus."""
+        bus = cls()
+        bus._loop = asyncio.get_running_loop()
+        bus._channel = await bus._layer.new_channel("process")
+        bus._tasks = [
+            asyncio.create_task(bus._send_forever(), name="bus sender"),
+            asyncio.create_task(bus._receive_forever(), name="bus receiver"),
+        ]
+        Bus.current = bus
+        return bus
+
+    async def close(self) -> None:
+        """Leave the channel layer; what is still in the outbox is dropped."""
+        if Bus.current is self:
+            Bus.current = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for group in list(self._handlers):
+            await self._quietly(self._layer.group_discard(group, self._channel))
+        self._handlers.clear()
+
+    def publish(self, group: str, message: Message) -> None:
+        """Send ``message`` to every process that listens to ``group``. From any thread; never blocks or raises."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            self._post(group, message)
+        else:
+            self._loop.call_soon_threadsafe(self._post, group, message)
+
+    async def listen(self, group: str, handler: Handler) -> None:
+        """Call ``handler`` with each message of ``group``, on the loop. One handler a group."""
+        self._handlers[group] = handler
+        await self._quietly(self._layer.group_add(group, self._channel))
+
+    async def unlisten(self, group: str) -> None:
+        """Stop listening to ``group``."""
+        if self._handlers.pop(group, None):
+            await self._quietly(self._layer.group_discard(group, self._channel))
+
+    async def refresh(self) -> None:
+        """Join all groups anew: layers forget a member that was not read for a while, or restarted empty."""
+        for group in list(self._handlers):
+            if not await self._quietly(self._layer.group_add(group, self._channel)):
+                return
+
+    def _post(self, group: str, message: Message) -> None:
+        if len(self._outbox) < _OUTBOX_LIMIT:
+            self._outbox.append((group, message))
+            self._outgoing.set()
+
+    async def _send_forever(self) -> None:
+        while True:
+            await self._outgoing.wait()
+            await self.send_step()
+
+    async def send_step(self) -> None:
+        """Send what is in the outbox, one message per group."""
+        self._outgoing.clear()
+        taken, self._outbox = self._outbox, []
+        groups: dict[str, list[Message]] = defaultdict(list)
+        for group, message in taken:
+            groups[group].append(message)
+        for group, messages in groups.items():
+            await self._quietly(
+                self._layer.group_send(group, {"type": "bus", "group": group, "messages": messages})
+            )
+
+    async def _receive_forever(self) -> None:
+        while True:
+            try:
+                envelope = await self._layer.receive(self._channel)
+            except Exception as error:  # a layer may raise anything while its server is away
+                logger.warning("The channel layer cannot be read: %s. Clients catch up by polling.", error)
+                await asyncio.sleep(1)
+                await self.refresh()
+                continue
+            handler = self._handlers.get(envelope["group"])
+            if handler is None:
+                continue
+            for message in envelope["messages"]:
+                try:
+                    handler(message)
+                except Exception:  # one listener's fault must not deafen the process
+                    logger.exception("A listener of %s failed.", envelope["group"])
+
+    async def _quietly(self, sending: Any) -> bool:
+        try:
+            await asyncio.wait_for(sending, timeout=5)
+        except Exception as error:  # a layer may raise anything while its server is away
+            logger.warning(
+                "The channel layer does not take messages: %r. Clients catch up by polling.", error
+            )
+            return False
+        return True
+
+
+def publish(group: str, message: Message) -> None:
+    """Send through this process's bus; from a process without one (a command) straight to the layer."""
+    if Bus.current is not None:
+        Bus.current.publish(group, message)
+        return
+    layer = get_channel_layer()
+    if isinstance(layer, InMemoryChannelLayer):
+        return  # nobody else could hear it
+    try:
+        async_to_sync(layer.group_send)(group, {"type": "bus", "group": group, "messages": [message]})
+    except Exception as error:  # a layer may raise anything while its server is away
+        logger.warning("The channel layer does not take messages: %r. It is caught up by polling.", error)
+
+
+def session_group(session_id: object) -> str:
+    return f"session.{session_id}"
+
+
+def worker_group(worker_id: object) -> str:
+    return f"worker.{worker_id}"
+
+
+def user_group(user_id: object) -> str:
+    return f"user.{user_id}"

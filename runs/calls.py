@@ -1,0 +1,72 @@
+"""The ToolCall rows: what the log says of each tool call, kept where it can be asked for.
+
+Written only together with the tool events themselves, so the two cannot differ.
+"""
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from runs.models import Run, ToolCall
+from runs.states import Effect, EventType, ToolStatus
+
+_PROJECTED = frozenset(
+    (
+        EventType.MESSAGE_COMPLETED,
+        EventType.TOOL_STARTED,
+        EventType.TOOL_COMPLETED,
+        EventType.TOOL_FAILED,
+        EventType.TOOL_CANCELLED,
+    )
+)
+
+
+def project(run: Run, entries: Iterable[tuple[str, dict[str, Any]]], at: datetime) -> None:
+    """Bring the run's ToolCall rows up to date with these events, in the current transaction."""
+    for type, data in entries:
+        if type in _PROJECTED:
+            _project(run.id, type, data, at)
+
+
+def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: datetime) -> None:
+    """The same for events whose data is JSON already."""
+    for type, data in entries:
+        if type in _PROJECTED:
+            _project(run_id, type, json.loads(data), at)
+
+
+def close_open(run: Run) -> list[tuple[EventType, dict[str, Any]]]:
+    """The tool.cancelled events that a run owes when it ends without its execution; to be recorded."""
+    open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING).order_by("id")
+    return [
+        (
+            EventType.TOOL_CANCELLED,
+            {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at else Effect.NONE},
+        )
+        for call in open_calls
+    ]
+
+
+def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> None:
+    if type == EventType.MESSAGE_COMPLETED:
+        # A call exists from the moment the model has asked for it, whether or not it ever starts.
+        for call in data["tool_calls"]:
+            asked = {"name": call["name"], "args": call["args"], "message_id": data["message"]}
+            ToolCall.objects.get_or_create(run_id=run_id, call_id=call["id"], defaults=asked)
+        return
+    row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=data["tool_call"])
+    if type == EventType.TOOL_STARTED:
+        row.name, row.args, row.message_id = data["name"], data["args"], data["message"] or ""
+        row.started_at = at
+    elif type == EventType.TOOL_COMPLETED:
+        row.status, row.effect, row.result = ToolStatus.COMPLETED, Effect.DONE, data["result"]
+    elif type == EventType.TOOL_FAILED:
+        row.status, row.error = ToolStatus.FAILED, data["error"]
+        row.effect = Effect.DONE if row.started_at else Effect.NONE
+    else:
+        row.status, row.effect = ToolStatus.CANCELLED, data["effect"]
+    if type != EventType.TOOL_STARTED and row.started_at is not None:
+        row.duration_ms = max(int((at - row.started_at).total_seconds() * 1000), 0)
+    row.save()

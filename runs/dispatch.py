@@ -1,0 +1,27 @@
+"""How a session that has something to do comes to a worker's notice. A hint, like all telling: the sweep
+dispatches again what nobody took, and claim alone decides who executes what.
+"""
+
+from collections.abc import Callable
+from uuid import UUID
+
+from django.db import transaction
+
+_offer: Callable[[UUID], None] | None = None
+
+
+def attach(offer: Callable[[UUID], None] | None) -> None:
+    """Name the one in this process who executes runs; ``offer`` may be called from any thread."""
+    global _offer
+    _offer = offer
+
+
+def request(session_id: UUID) -> None:
+    """After the current transaction has committed, have the session's first in line claimed and executed."""
+    transaction.on_commit(lambda: offer(session_id))
+
+
+def offer(session_id: UUID) -> None:
+    """Offer the session to this process's worker now."""
+    if _offer is not None:
+        _offer(session_id)

@@ -1,0 +1,337 @@
+"""The live side of a run: drives one graph on one run, and stops it by grades.
+
+The graph runs in a task of its own whose context carries the run's cancel token; so every task, thread
+and process it starts is known. This task outlives it and alone decides the ending.
+"""
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.db import InterfaceError, OperationalError
+from langgraph.errors import GraphDrained, GraphRecursionError
+from langgraph.runtime import RunControl
+
+from runs import agents, lifecycle, token, turns
+from runs.checkpoints import Checkpoints, FencedSaver
+from runs.database import in_thread
+from runs.errors import AgentMismatch, Fenced
+from runs.events import EventWriter
+from runs.lifecycle import Error, Result
+from runs.models import Run
+from runs.states import ErrorCode, InterruptReason, RunStatus
+from runs.token import CancelToken
+from runs.translation import Translator
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STREAM_MODES = ["messages", "updates", "tools", "custom"]
+
+# How often the limits of a running turn are looked at, in seconds.
+_WATCH = 0.5
+
+
+class StopReason(StrEnum):
+    """Why a graph was stopped from outside; the first reason decides the ending."""
+
+    CANCEL = "cancel"  # an accepted cancel
+    FENCED = "fenced"  # the run is not ours any more
+    SHUTDOWN = "shutdown"  # the process leaves
+    DEADLINE = "deadline"  # the run took longer than RUNS_RUN_TIMEOUT
+    SILENCE = "silence"  # the provider said nothing for RUNS_IDLE_TIMEOUT
+    TOOL_TIME = "tool_time"  # a tool took longer than RUNS_TOOL_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a turn ends, before it is written."""
+
+    status: RunStatus
+    error: Error | None = None
+    reason: InterruptReason | None = None
+    questions: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Execution:
+    """One claim of one run, from the claim to the ending."""
+
+    def __init__(self, run: Run, writer: EventWriter, checkpoints: Checkpoints) -> None:
+        self.run = run
+        self.token = CancelToken()
+        self._writer = writer
+        self._checkpoints = checkpoints
+        self._log = writer.open(run)
+        self._control = RunControl()
+        self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.ended = asyncio.Event()
+        self._gave_up = False
+        self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
+
+    # Asked from outside
+
+    def stop(self, reason: StopReason) -> None:
+        """Stop the graph; the first reason decides. Returns at once."""
+        if not self._stop.done():
+            self._stop.set_result(reason)
+
+    def drain(self) -> None:
+        """Let the graph come to its next step and end there; a turn in its last step still completes."""
+        self._control.request_drain()
+
+    @property
+    def has_stragglers(self) -> bool:
+        """Whether something that was given up on still works."""
+        return bool(self.token.work.stragglers())
+
+    # From claim to ending
+
+    async def run_to_its_end(self) -> None:
+        """Execute the run and write its ending. Never raises but for a programming error."""
+        try:
+            await self._conclude(await self._drive())
+        except Fenced:
+            logger.info("Run %s is not ours any more; what it still did was dropped.", self.run.id)
+        except Exception:
+            # Nobody above could do better: the run has to end, with what is known of it in the log.
+            logger.exception("The execution of run %s broke.", self.run.id)
+            await self._stop_everything()
+            await self._finish(Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, _INTERNAL)), repaired=False)
+        finally:
+            await self._saver.seal()
+            self._writer.release(self._log)
+            self.ended.set()
+
+    async def _drive(self) -> Ending:
+        """Run the graph to its end or stop it; then nothing of it works any more, or it was given up on."""
+        turn = await in_thread(turns.load, self.run.id)
+        if turn.run.cancel_requested_at is not None:
+            self.stop(StopReason.CANCEL)
+        self._translator = Translator(
+            self._log,
+            run_id=str(self.run.id),
+            log_updates="updates" in self.run.stream_modes,
+            log_custom="custom" in self.run.stream_modes,
+            known=turn.known,
+        )
+        try:
+            agent = agents.load(self.run.session.agent)
+            self._graph = agent.graph_on(self._saver)
+            await turns.repair_earlier(self._graph, turn)
+            given = await turns.graph_input(self._graph, turn)
+        except AgentMismatch as error:
+            return Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, error.message))
+        if self._stop.done():
+            return self._stopped(self._stop.result())
+
+        context = contextvars.copy_context()
+        context.run(token.current.set, self.token)
+        graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
+        watch = asyncio.create_task(self._watch(), name=f"limits {self.run.id}")
+        try:
+            await asyncio.wait({graph_task, watch, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+        if graph_task.done():
+            ending = self._ended(graph_task)
+            if self.token.work.alive():  # what its tools left behind ends with the turn
+                await self._stop_everything(graph_task)
+            return ending
+        ending = self._stopped(self._stop.result())
+        await self._stop_everything(graph_task)
+        return ending
+
+    async def _stream(self, given: Any) -> None:
+        config = {
+            "configurable": {"thread_id": str(self.run.session_id)},
+            "recursion_limit": settings.RUNS_STEP_LIMIT,
+            "callbacks": self._translator.callbacks,
+        }
+        chunks = self._graph.astream(
+            given,
+            config,
+            stream_mode=STREAM_MODES,
+            subgraphs=True,
+            durability="sync",
+            control=self._control,
+        )
+        feed = self._translator.feed
+        async with aclosing(chunks):
+            async for namespace, mode, payload in chunks:
+                feed(namespace, mode, payload)
+                if not self._log.has_room:
+                    await self._log.room()
+
+    async def _watch(self) -> None:
+        """Stop the graph when it passes one of its limits."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + settings.RUNS_RUN_TIMEOUT
+        while not self._stop.done():
+            await asyncio.sleep(_WATCH)
+            if self._log.failure is not None:
+                self.stop(StopReason.FENCED)
+            elif loop.time() > deadline:
+                self.stop(StopReason.DEADLINE)
+            elif self._translator.silent_for() > settings.RUNS_IDLE_TIMEOUT:
+                self.stop(StopReason.SILENCE)
+            elif self._translator.slowest_tool()[1] > settings.RUNS_TOOL_TIMEOUT:
+                self._slow_tool = self._translator.slowest_tool()[0]
+                self.stop(StopReason.TOOL_TIME)
+
+    # Stopping
+
+    async def _stop_everything(self, graph_task: "asyncio.Task[None] | None" = None) -> None:
+        """Token and tasks first, then the grace time, then give up."""
+        work = self.token.work
+        self.token.cancel()
+        work.terminate_processes()
+        if graph_task is not None:
+            graph_task.cancel()
+        grace = settings.RUNS_CANCEL_GRACE
+        if graph_task is not None:
+            await asyncio.wait({graph_task}, timeout=grace / 2)
+        # Tasks that tools spawned, and those that swallowed their first CancelledError.
+        work.cancel_tasks()
+        if not await work.ended(grace / 2):
+            work.kill_processes()
+            if not await work.ended(_AFTER_KILL):
+                self._gave_up = True
+                work.give_up()
+
+    # Endings
+
+    def _ended(self, graph_task: "asyncio.Task[None]") -> Ending:
+        """The ending of a graph that came to an end by itself."""
+        if graph_task.cancelled():
+            return Ending(RunStatus.FAILED, Error(ErrorCode.TOOL, "A step of the agent cancelled itself."))
+        error = graph_task.exception()
+        if error is None:
+            if self._translator.questions:
+                return Ending(RunStatus.WAITING, questions=self._translator.questions)
+            return Ending(RunStatus.COMPLETED)
+        if isinstance(error, GraphDrained):
+            return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
+        if isinstance(error, Fenced):
+            raise error
+        logger.info("Run %s failed.", self.run.id, exc_info=error)
+        return Ending(RunStatus.FAILED, self._explain(error))
+
+    def _stopped(self, reason: StopReason) -> Ending:
+        """The ending of a graph that is being stopped."""
+        failed = RunStatus.FAILED
+        match reason:
+            case StopReason.CANCEL:
+                return Ending(RunStatus.CANCELLED)
+            case StopReason.SHUTDOWN:
+                return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
+            case StopReason.FENCED:
+                return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.FENCED)
+            case StopReason.DEADLINE:
+                limit = settings.RUNS_RUN_TIMEOUT
+                return Ending(
+                    failed, Error(ErrorCode.TIMEOUT, f"The turn took longer than {limit:g} seconds.")
+                )
+            case StopReason.SILENCE:
+                limit = settings.RUNS_IDLE_TIMEOUT
+                said = f"The model's provider said nothing for {limit:g} seconds."
+                return Ending(failed, Error(ErrorCode.PROVIDER, said))
+            case StopReason.TOOL_TIME:
+                limit = settings.RUNS_TOOL_TIMEOUT
+                said = f"The tool {self._slow_tool} took longer than {limit:g} seconds."
+                return Ending(failed, Error(ErrorCode.TIMEOUT, said))
+
+    def _explain(self, error: BaseException) -> Error:
+        """A code, and a sentence for the person who reads it."""
+        if isinstance(error, GraphRecursionError):
+            limit = settings.RUNS_STEP_LIMIT
+            return Error(ErrorCode.STEP_LIMIT, f"The agent took more than {limit} steps without an answer.")
+        code = getattr(error, "error_code", None) or self._translator.blame(error)
+        if code in (ErrorCode.PROVIDER, ErrorCode.TOOL):
+            return Error(ErrorCode(code), _sentence(error))
+        return Error(ErrorCode.INTERNAL, _INTERNAL)
+
+    async def _conclude(self, ending: Ending) -> None:
+        """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
+        await self._saver.seal()
+        if self._stop.done() and self._stop.result() is StopReason.FENCED:
+            raise Fenced
+        result = await self._write(ending)
+        if result is Result.CANCEL_FIRST:
+            result = await self._write(Ending(RunStatus.CANCELLED))
+        if result is Result.FENCED:
+            raise Fenced
+
+    async def _write(self, ending: Ending) -> Result:
+        if ending.status is RunStatus.WAITING:
+            await self._log.flush()
+            return await _stubbornly(
+                lambda: in_thread(lifecycle.wait, self.run.id, self.run.claim, ending.questions)
+            )
+        repaired = ending.status is RunStatus.COMPLETED
+        if ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+            self._translator.close(status=ending.status)
+            await self._log.flush()
+            repaired = await self._repair()
+        else:
+            await self._log.flush()
+        return await self._finish(ending, repaired=repaired)
+
+    async def _finish(self, ending: Ending, *, repaired: bool) -> Result:
+        return await _stubbornly(
+            lambda: in_thread(
+                lifecycle.finish,
+                self.run.id,
+                self.run.claim,
+                ending.status,
+                error=ending.error,
+                reason=ending.reason,
+                repaired=repaired,
+                escalated=self._gave_up,
+            )
+        )
+
+    async def _repair(self) -> bool:
+        """Bring the history into a sendable form; if that fails, the next turn's claim does it."""
+        saver = self._checkpoints.fenced(self.run.id, self.run.claim)
+        try:
+            agent = agents.load(self.run.session.agent)
+            async with asyncio.timeout(settings.RUNS_CANCEL_TIMEOUT / 2):
+                await turns.repair_own(agent.graph_on(saver), self.run)
+            return True
+        except Fenced:
+            raise
+        except Exception:  # a graph's own reducers may raise anything, and the run has to end all the same
+            logger.exception("The history of run %s is left to the next turn to repair.", self.run.id)
+            return False
+        finally:
+            await saver.seal()
+
+
+# What a process group needs to vanish after SIGKILL.
+_AFTER_KILL = 0.5
+
+_INTERNAL = "Something went wrong inside the agent. The operators find the details in the log."
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 500 else text[:499] + "…"
+
+
+async def _stubbornly(write: Callable[[], Awaitable[T]]) -> T:
+    """Repeat ``write`` while the database is away: an ending has to be written."""
+    pause = 0.1
+    while True:
+        try:
+            return await write()
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("An ending cannot be written, trying again: %s", error)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 2.0)

@@ -1,0 +1,452 @@
+"""The life of a run: the only writer of ``Run.status``.
+
+Every change locks the session, then the run (lock order: session, run, cancellation), looks at the status
+it expects, and writes status, event, statistics and settling in one transaction. Somebody else having been
+first is a normal return, not an error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+from django.utils import timezone
+
+from runs import calls, cancellation, dispatch, events, liveness, notices, representations, statistics
+from runs.errors import NotFound, NotInterrupted, NotWaiting
+from runs.models import Cancellation, Run, Session, ToolCall, Worker
+from runs.states import (
+    ACTIVE,
+    OCCUPYING,
+    TERMINAL,
+    TERMINAL_EVENT,
+    CancelOutcome,
+    Effect,
+    ErrorCode,
+    EventType,
+    InterruptReason,
+    Resolution,
+    RunStatus,
+    TitleSource,
+)
+
+
+class Result(StrEnum):
+    """What became of a change that an execution asked for."""
+
+    DONE = "done"
+    CANCEL_FIRST = "cancel_first"  # a cancel was accepted before; nothing changed, end the run cancelled
+    FENCED = "fenced"  # the run is not the execution's any more; nothing changed
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """Why a run failed."""
+
+    code: ErrorCode
+    message: str  # a sentence a person can read
+
+
+@contextmanager
+def locked_session(session_id: UUID) -> Iterator[Session]:
+    """A transaction that holds the session. Raises NotFound."""
+    with transaction.atomic():
+        session = Session.objects.select_for_update(no_key=True).filter(id=session_id).first()
+        if session is None:
+            raise NotFound
+        yield session
+
+
+@contextmanager
+def locked_run(run_id: UUID) -> Iterator[tuple[Session, Run]]:
+    """A transaction that holds the run and, before it, its session. Raises NotFound."""
+    session_id = Run.objects.filter(id=run_id).values_list("session_id", flat=True).first()
+    if session_id is None:
+        raise NotFound
+    with locked_session(session_id) as session:
+        run = Run.objects.select_for_update().filter(id=run_id).first()
+        if run is None:
+            raise NotFound
+        run.session = session
+        yield session, run
+
+
+# The session itself
+
+
+def session_created(session: Session) -> None:
+    """Tell the owner's lists of a new session."""
+    notices.session_changed(session)
+
+
+def rename(session_id: UUID, title: str, source: TitleSource) -> None:
+    """Change the title; what the system writes never takes the place of what the user wrote."""
+    with locked_session(session_id) as session:
+        if source != TitleSource.USER and session.title_source == TitleSource.USER:
+            return
+        session.title, session.title_source = title, source
+        notices.touch(session)
+
+
+# Into the queue
+
+
+def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
+    """Admit a new run to a locked session: durable, with its user message, and last in line (or first)."""
+    session.last_line += 1
+    run.session = session
+    run.line = -session.last_line if head else session.last_line
+    run.status = RunStatus.QUEUED
+    run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
+    run.save(force_insert=True)
+    events.record(run, [(EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input})])
+    run.save()
+    notices.touch(session)
+    dispatch.request(session.id)
+    return run
+
+
+# Out of the queue
+
+
+def claim(session_id: UUID, worker_id: UUID) -> Run | None:
+    """Take the session's first in line for a worker, or None when there is nothing to execute now.
+
+    An answered run goes first: it holds its place. Behind an interrupted run that nobody has decided
+    about, the queue waits.
+    """
+    try:
+        with locked_session(session_id) as session:
+            occupying = Run.objects.select_for_update().filter(session=session, status__in=OCCUPYING).first()
+            if occupying is not None:
+                if occupying.status != RunStatus.WAITING or occupying.answers is None:
+                    return None
+                run = occupying
+            else:
+                if unresolved_interruption(session) is not None:
+                    return None
+                first = Run.objects.select_for_update().filter(session=session, status=RunStatus.QUEUED)
+                candidate = first.order_by("line").first()
+                if candidate is None:
+                    return None
+                run = candidate
+            now = timezone.now()
+            first_claim = run.status == RunStatus.QUEUED
+            run.status = RunStatus.RUNNING
+            run.claim += 1
+            run.claimed_at = now
+            run.worker = Worker.objects.filter(id=worker_id).first()
+            if first_claim:
+                run.started_at = now
+                _leave_queue(session, run)
+                started = {
+                    "worker": str(worker_id),
+                    "resumes": _id(run.resumes_id),
+                    "retries": _id(run.retries_id),
+                }
+                events.record(run, [(EventType.RUN_STARTED, started)])
+            run.save()
+            run.session = session
+            notices.touch(session)
+            return run
+    except NotFound:
+        return None
+
+
+def unresolved_interruption(session: Session) -> Run | None:
+    """The session's latest run, if it is interrupted and nobody has decided about it."""
+    return Run.objects.filter(
+        session=session, position=session.last_position, status=RunStatus.INTERRUPTED, resolution__isnull=True
+    ).first()
+
+
+# Questions
+
+
+def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Result:
+    """The graph asked the user something: no execution exists until the answer is claimed."""
+    with _owned(run_id, claim) as owned:
+        if isinstance(owned, Result):
+            return owned
+        session, run = owned
+        if run.cancel_requested_at is not None:
+            return Result.CANCEL_FIRST
+        run.status = RunStatus.WAITING
+        run.questions = list(questions)
+        run.answers = None
+        statistics.pause(run, timezone.now())
+        events.record(run, [(EventType.RUN_WAITING, {"questions": run.questions})])
+        run.save()
+        notices.touch(session)
+        return Result.DONE
+
+
+def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
+    """Store the answers of a waiting run, once. The run stays waiting until a claim takes it."""
+    with locked_run(run_id) as (session, run):
+        if run.status != RunStatus.WAITING or run.answers is not None:
+            raise NotWaiting
+        run.answers = dict(answers)
+        run.answered_by = by
+        events.record(run, [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})])
+        run.save()
+        notices.touch(session)
+        dispatch.request(session.id)
+        return run
+
+
+# Ends
+
+
+def finish(
+    run_id: UUID,
+    claim: int,
+    status: RunStatus,
+    *,
+    error: Error | None = None,
+    reason: InterruptReason | None = None,
+    repaired: bool = False,
+    escalated: bool = False,
+) -> Result:
+    """The execution's own ending: completed, failed, interrupted, or cancelled once a cancel was accepted.
+
+    ``repaired`` says that the checkpoint holds the turn in a sendable form; ``escalated`` that something
+    had to be given up on.
+    """
+    with _owned(run_id, claim) as owned:
+        if isinstance(owned, Result):
+            return owned
+        session, run = owned
+        if run.cancel_requested_at is not None and status != RunStatus.CANCELLED:
+            return Result.CANCEL_FIRST
+        _end(session, run, status, error=error, reason=reason, repaired=repaired, escalated=escalated)
+        return Result.DONE
+
+
+def interrupt(run_id: UUID, worker_id: UUID | None, reason: InterruptReason) -> bool:
+    """Take a running run away from a worker that lost it; cancelled instead if a cancel had been accepted."""
+    try:
+        with locked_run(run_id) as (session, run):
+            if run.status != RunStatus.RUNNING or run.worker_id != worker_id:
+                return False
+            _end(session, run, RunStatus.INTERRUPTED, reason=reason)
+            return True
+    except NotFound:
+        return False
+
+
+def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:
+    """Accept a cancel of this run, or join the one in progress; None when the run had ended otherwise.
+
+    A run without an execution ends at once, and so does one whose worker is dead.
+    """
+    with locked_run(run_id) as (session, run):
+        if run.status == RunStatus.CANCELLED:
+            return Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
+        if run.status in TERMINAL:
+            return None
+        who = {"source": source, "reason": reason, "requested_by": requested_by}
+        if run.status != RunStatus.RUNNING:
+            _end(session, run, RunStatus.CANCELLED, asked=who)
+            return Cancellation.objects.get(run=run)
+        pending = cancellation.unsettled(session)
+        if pending is not None and pending.run_id == run.id:
+            notices.stop_execution(run, fenced=False)
+            return pending
+        now = timezone.now()
+        run.cancel_requested_at = run.cancel_requested_at or now
+        run.save()
+        operation = cancellation.accept(session, run, at=now, **who)
+        if run.worker is None or liveness.is_dead(run.worker):
+            _end(session, run, RunStatus.CANCELLED, outcome=CancelOutcome.RECONCILED)
+            operation.refresh_from_db()
+        else:
+            notices.stop_execution(run, fenced=False)
+        return operation
+
+
+def request_session_cancel(
+    session_id: UUID, *, source: str, reason: str, requested_by: Any
+) -> Cancellation | None:
+    """Cancel the active run and every run queued now; the operation of the first in line, None if there is none."""
+    operations = []
+    with locked_session(session_id) as session:
+        active = Run.objects.filter(session=session, status__in=ACTIVE).order_by("position", "line")
+        # SQLite and PostgreSQL sort nulls differently: those that left the queue come first.
+        for run in sorted(active, key=lambda run: run.status == RunStatus.QUEUED):
+            operation = request_cancel(run.id, source=source, reason=reason, requested_by=requested_by)
+            operations.append(operation)
+    return operations[0] if operations else None
+
+
+def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:
+    """End a run durably without its worker and fence whatever still lives; None when it had ended before."""
+    with locked_run(run_id) as (session, run):
+        if run.status in TERMINAL:
+            return None
+        who = {"source": source, "reason": reason, "requested_by": requested_by}
+        was_running = run.status == RunStatus.RUNNING
+        if was_running and cancellation.unsettled(session) is None:
+            now = timezone.now()
+            run.cancel_requested_at = run.cancel_requested_at or now
+            cancellation.accept(session, run, at=now, **who)
+        notices.stop_execution(run, fenced=True)
+        outcome = CancelOutcome.RECONCILED if was_running else CancelOutcome.CANCELLED
+        _end(session, run, RunStatus.CANCELLED, asked=who, outcome=outcome, escalated=was_running)
+        return Cancellation.objects.filter(run=run).latest("accepted_at")
+
+
+def time_out_cancellation(cancellation_id: UUID) -> bool:
+    """Settle an overdue operation whose worker lives and does not answer. The mark on the run stays."""
+    run_id = Cancellation.objects.filter(id=cancellation_id).values_list("run_id", flat=True).first()
+    if run_id is None:
+        return False
+    with locked_run(run_id) as (session, _):
+        overdue = cancellation.unsettled(session)
+        if overdue is None or overdue.id != cancellation_id:
+            return False
+        cancellation.settle(session, overdue, CancelOutcome.TIMED_OUT)
+        return True
+
+
+# What becomes of an ended run
+
+
+def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
+    """Decide about the latest run of a locked session, once. Raises NotInterrupted.
+
+    A retry takes back the whole turn, also what earlier runs of it did, and it may be decided on any
+    ending, even on one that was dismissed.
+    """
+    run = Run.objects.select_for_update().get(id=run_id)
+    retried = resolution == Resolution.RETRIED
+    decided = run.resolution is not None and not (retried and run.resolution == Resolution.DISMISSED)
+    allowed = TERMINAL if retried else (RunStatus.INTERRUPTED,)
+    if decided or run.status not in allowed or run.position != session.last_position:
+        raise NotInterrupted
+    if retried:
+        turn = Run.objects.filter(session=session, message_id=run.message_id)
+        turn.update(resolution=resolution, repaired=False)  # its messages have to leave the history again
+        run.refresh_from_db()
+    else:
+        run.resolution = resolution
+        run.save()
+    notices.touch(session)
+    dispatch.request(session.id)
+    return run
+
+
+def mark_repaired(run_ids: Sequence[UUID]) -> None:
+    """The checkpoint now holds these ended runs in a sendable form."""
+    Run.objects.filter(id__in=run_ids, status__in=TERMINAL).update(repaired=True)
+
+
+def _mark_turn_repaired(run: Run) -> None:
+    """With a run, those that it resumes are in the history."""
+    turn = Run.objects.filter(
+        session=run.session_id, message_id=run.message_id, resolution=Resolution.RESUMED
+    )
+    turn.update(repaired=True)
+
+
+def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
+    """What was given up on did end: bring the one field up to date, and nothing else."""
+    with transaction.atomic():
+        changed = ToolCall.objects.filter(run=run_id, call_id=call_id, effect=Effect.UNKNOWN).update(
+            effect=effect
+        )
+        if changed:
+            notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
+
+
+# The one place where a run ends
+
+
+def _end(
+    session: Session,
+    run: Run,
+    status: RunStatus,
+    *,
+    asked: Mapping[str, Any] | None = None,
+    error: Error | None = None,
+    reason: InterruptReason | None = None,
+    outcome: CancelOutcome = CancelOutcome.CANCELLED,
+    repaired: bool = False,
+    escalated: bool = False,
+) -> None:
+    """Give a locked active run its one terminal status and event, with statistics and settling."""
+    now = timezone.now()
+    if run.cancel_requested_at is not None and status != RunStatus.CANCELLED:
+        # An accepted cancel wins; whoever ends the run for another reason reconciles it.
+        status, error, reason, outcome = RunStatus.CANCELLED, None, None, CancelOutcome.RECONCILED
+    before = run.status
+    if before == RunStatus.QUEUED:
+        _leave_queue(session, run)
+    elif before == RunStatus.RUNNING:
+        # Of a worker that is gone, the last event is the last sign of work.
+        statistics.pause(run, run.last_event_at if reason is InterruptReason.WORKER_LOST else now)
+    statistics.close(run)
+    run.status = status
+    run.finished_at = now
+    run.repaired = repaired
+    if repaired and run.resumes_id is not None:
+        _mark_turn_repaired(run)
+    if error is not None:
+        run.error_code, run.error_message = error.code, error.message
+    if status == RunStatus.CANCELLED and run.cancel_requested_at is None:
+        run.cancel_requested_at = now
+
+    operation = None
+    if status == RunStatus.CANCELLED:
+        operation = Cancellation.objects.filter(run=run, settled_at__isnull=True).first()
+        if operation is not None:
+            cancellation.settle(session, operation, outcome, escalated=escalated)
+        elif asked is not None:
+            operation = cancellation.record_settled(
+                session, run, at=now, outcome=outcome, escalated=escalated, **asked
+            )
+        else:  # the operation timed out and was settled before the worker answered
+            operation = Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
+
+    closing = calls.close_open(run)
+    run.message_count += len(closing)
+    terminal: dict[str, Any] = {"statistics": statistics.of_run(run)}
+    if error is not None:
+        terminal["error"] = {"code": error.code, "message": error.message}
+    if operation is not None:
+        terminal["cancellation"] = representations.cancellation(operation)
+    if reason is not None:
+        terminal["reason"] = reason
+    events.record(run, [*closing, (TERMINAL_EVENT[status], terminal)])
+    run.save()
+    notices.touch(session)
+    dispatch.request(session.id)
+
+
+@contextmanager
+def _owned(run_id: UUID, claim: int) -> Iterator[tuple[Session, Run] | Result]:
+    """The locked run of an execution, or FENCED when it is not running under this claim number any more."""
+    try:
+        with locked_run(run_id) as (session, run):
+            if run.status != RunStatus.RUNNING or run.claim != claim:
+                yield Result.FENCED
+            else:
+                yield session, run
+    except NotFound:
+        yield Result.FENCED
+
+
+def _leave_queue(session: Session, run: Run) -> None:
+    """Give the run its place in the session's stream, and tell what was recorded before it had one."""
+    session.last_position += 1
+    run.position = position = session.last_position
+    queued = run.events.get(seq=1)
+    told = [(queued.type, events.wire(run.id, 1, queued.type, events.encode(queued.data), queued.at))]
+    transaction.on_commit(lambda: events.publish(run.session_id, run.id, position, 1, told))
+
+
+def _id(value: UUID | None) -> str | None:
+    return str(value) if value else None

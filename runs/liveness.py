@@ -1,0 +1,68 @@
+"""Which workers are alive: by their heartbeat on the database's clock, and by their process on this host."""
+
+import os
+import socket
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
+
+from runs.models import Worker
+
+# A worker is dead after this many missed heartbeats.
+MISSED_BEATS = 4
+
+
+@cache
+def this_host() -> tuple[str, str]:
+    """Name of this host and id of its boot: within both, a process id means something."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return socket.gethostname(), boot
+
+
+def process_started(pid: int) -> str:
+    """When the process with this id started, in ticks since boot; empty when there is none or nobody can tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    state, *fields = stat[stat.rindex(")") + 2 :].split()
+    return "" if state in "ZX" else fields[18]
+
+
+def silent() -> QuerySet[Worker]:
+    """Workers that missed their heartbeats. On SQLite all share one host, and only a gone process is dead."""
+    if connection.vendor == "sqlite":
+        return Worker.objects.none()
+    limit = timedelta(seconds=settings.RUNS_HEARTBEAT * MISSED_BEATS)
+    return Worker.objects.filter(heartbeat_at__lt=Now() - limit)
+
+
+def is_gone(worker: Worker) -> bool:
+    """Whether the worker's process provably does not exist any more."""
+    host, boot = this_host()
+    if worker.host != host:
+        return False
+    if worker.boot != boot:
+        return True
+    if Path("/proc/self/stat").exists():
+        return process_started(worker.pid) != worker.pid_started
+    try:
+        os.kill(worker.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        pass
+    return False
+
+
+def is_dead(worker: Worker) -> bool:
+    """Gone, or silent for too long."""
+    return is_gone(worker) or silent().filter(Q(id=worker.id)).exists()

@@ -1,0 +1,85 @@
+"""The sweep: whatever a crash, a kill or a lost signal left behind is brought into order.
+
+Any number of processes may sweep at once, each step is a compare-and-set; nothing waits for somebody to
+open a page.
+"""
+
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import Exists, OuterRef, Q
+from django.db.models.functions import Now
+
+from runs import dispatch, lifecycle, liveness
+from runs.models import Cancellation, Run, Session, Worker
+from runs.states import InterruptReason, RunStatus
+
+
+@dataclass
+class Swept:
+    """What one sweep did."""
+
+    workers_lost: int = 0  # found dead and taken off the list
+    runs_interrupted: int = 0  # taken from dead workers: interrupted, or cancelled when that was accepted
+    cancellations_timed_out: int = 0  # overdue while their worker lives
+    sessions_offered: int = 0  # with a run to claim that nobody was seen to take
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{field.name.replace('_', ' ')}: {getattr(self, field.name)}" for field in fields(self)
+        )
+
+
+def sweep(own: UUID | None = None) -> Swept:
+    """One sweep; ``own`` is the worker that sweeps and never finds itself dead."""
+    swept = Swept()
+    _bury_dead_workers(swept, own)
+    _end_orphans(swept)
+    _settle_overdue(swept)
+    _offer_waiting_sessions(swept)
+    return swept
+
+
+def _bury_dead_workers(swept: Swept, own: UUID | None) -> None:
+    silent = set(liveness.silent().values_list("id", flat=True))
+    for worker in Worker.objects.exclude(id=own):
+        if worker.id not in silent and not liveness.is_gone(worker):
+            continue
+        for run_id in Run.objects.filter(worker=worker, status=RunStatus.RUNNING).values_list(
+            "id", flat=True
+        ):
+            swept.runs_interrupted += lifecycle.interrupt(run_id, worker.id, InterruptReason.WORKER_LOST)
+        # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
+        gone, _ = Worker.objects.filter(id=worker.id, heartbeat_at=worker.heartbeat_at).delete()
+        swept.workers_lost += bool(gone)
+
+
+def _end_orphans(swept: Swept) -> None:
+    """Runs whose worker's row is gone: another sweeper buried it between two of its steps."""
+    for run_id in Run.objects.filter(worker=None, status=RunStatus.RUNNING).values_list("id", flat=True):
+        swept.runs_interrupted += lifecycle.interrupt(run_id, None, InterruptReason.WORKER_LOST)
+
+
+def _settle_overdue(swept: Swept) -> None:
+    limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
+    overdue = Cancellation.objects.filter(settled_at__isnull=True, accepted_at__lt=Now() - limit)
+    for cancellation_id in overdue.values_list("id", flat=True):
+        swept.cancellations_timed_out += lifecycle.time_out_cancellation(cancellation_id)
+
+
+def _offer_waiting_sessions(swept: Swept) -> None:
+    of_session = Run.objects.filter(session=OuterRef("pk"))
+    answered = of_session.filter(status=RunStatus.WAITING, answers__isnull=False)
+    occupied = of_session.filter(Q(status=RunStatus.RUNNING) | Q(status=RunStatus.WAITING))
+    undecided = of_session.filter(
+        status=RunStatus.INTERRUPTED, resolution__isnull=True, position=OuterRef("last_position")
+    )
+    queued = of_session.filter(status=RunStatus.QUEUED)
+    waiting = Session.objects.filter(
+        Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
+    )
+    for session_id in waiting.values_list("id", flat=True):
+        dispatch.offer(session_id)
+        swept.sessions_offered += 1

@@ -1,0 +1,89 @@
+"""The numbers of runs, and of sessions as the sum of theirs.
+
+The counts themselves are written with the events they count (``runs.events``); unknown is None, never 0.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count, Q, Sum
+
+from runs.models import Run
+
+_SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """The run's statistics as in the wire contract; the LLM calls in progress are counted at their estimate."""
+    is_open = run.open_input_tokens > 0 or run.open_output_tokens > 0
+    return {
+        "message_count": run.message_count,
+        "llm_calls": run.llm_calls,
+        "tool_calls": run.tool_calls,
+        "input_tokens": _sum(run.input_tokens, run.open_input_tokens),
+        "output_tokens": _sum(run.output_tokens, run.open_output_tokens),
+        "tokens_estimated": run.tokens_estimated or is_open,
+        "duration_ms": run.duration_ms,
+        "first_token_ms": run.first_token_ms,
+    }
+
+
+def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
+    """The statistics of each session, summed from its runs in one query."""
+    ids = list(session_ids)
+    rows = (
+        Run.objects.filter(session__in=ids)
+        .values("session")
+        .annotate(
+            runs=Count("id"),
+            estimated=Count(
+                "id",
+                filter=Q(tokens_estimated=True) | Q(open_input_tokens__gt=0) | Q(open_output_tokens__gt=0),
+            ),
+            open_input=Sum("open_input_tokens"),
+            open_output=Sum("open_output_tokens"),
+            **{f"total_{name}": Sum(name) for name in _SUMMED},
+        )
+    )
+    found = {row["session"]: row for row in rows}
+    return {session_id: _of_row(found.get(session_id)) for session_id in ids}
+
+
+def close(run: Run) -> None:
+    """On the ending of a run: count the LLM calls in progress at their estimate."""
+    if run.open_input_tokens or run.open_output_tokens:
+        run.input_tokens = _sum(run.input_tokens, run.open_input_tokens)
+        run.output_tokens = _sum(run.output_tokens, run.open_output_tokens)
+        run.open_input_tokens = run.open_output_tokens = 0
+        run.tokens_estimated = True
+
+
+def pause(run: Run, now: datetime) -> None:
+    """Add the time since the claim to the run's duration: executing counts, queueing and waiting do not."""
+    if run.claimed_at is not None:
+        run.duration_ms += max(int((now - run.claimed_at).total_seconds() * 1000), 0)
+        run.claimed_at = None
+
+
+def _of_row(row: dict[str, Any] | None) -> dict[str, Any]:
+    if row is None:
+        return {
+            "runs": 0, "message_count": 0, "llm_calls": 0, "tool_calls": 0,
+            "input_tokens": None, "output_tokens": None, "tokens_estimated": False, "duration_ms": 0,
+        }  # fmt: skip
+    return {
+        "runs": row["runs"],
+        "message_count": row["total_message_count"],
+        "llm_calls": row["total_llm_calls"],
+        "tool_calls": row["total_tool_calls"],
+        "input_tokens": _sum(row["total_input_tokens"], row["open_input"]),
+        "output_tokens": _sum(row["total_output_tokens"], row["open_output"]),
+        "tokens_estimated": row["estimated"] > 0,
+        "duration_ms": row["total_duration_ms"],
+    }
+
+
+def _sum(known: int | None, open_tokens: int) -> int | None:
+    return known + open_tokens if known is not None else (open_tokens or None)

@@ -1,0 +1,118 @@
+"""What an execution needs to know of its turn and of those before it, and what the graph is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import HumanMessage
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from runs import lifecycle, transcript
+from runs.database import in_thread
+from runs.models import Run, RunEvent
+from runs.repair import repair
+from runs.states import TERMINAL, Resolution
+from runs.transcript import Transcript
+from runs.translation import Known, KnownCall
+
+
+@dataclass(slots=True)
+class Turn:
+    """A claimed run as its execution finds it."""
+
+    run: Run
+    said: Transcript  # by this run so far, and by the runs it resumes
+    continues: bool  # it resumes a run or has been answered: the checkpoint is in the middle of the turn
+    known: Known
+    # Ended turns before this one whose history is not in order yet, by position.
+    earlier: list[Transcript] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # user message ids of retried turns
+    unrepaired: list[UUID] = field(default_factory=list)  # the runs of both
+
+
+def load(run_id: UUID) -> Turn:
+    """Read the turn of a run that was just claimed."""
+    run = Run.objects.select_related("session").get(id=run_id)
+    said = read(run)
+    continues = run.resumes_id is not None or run.answers is not None
+    turn = Turn(run, said, continues, _known(run, said))
+    if not continues:
+        _load_earlier(turn)
+    return turn
+
+
+def read(run: Run) -> Transcript:
+    """What a run said, as one turn with the runs it resumes."""
+    resumed = read(run.resumes) if run.resumes is not None else None
+    return transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
+
+
+async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> None:
+    """Bring the turns before this one into order: the one place where that happens after an ending without
+    its execution, and where a retry goes back."""
+    if turn.unrepaired:
+        await repair(graph, turn.run.session_id, turn.earlier, drop=turn.dropped)
+        await in_thread(lifecycle.mark_repaired, turn.unrepaired)
+
+
+async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
+    """Bring a turn that is about to end into order, once all it said is in the log."""
+    said = await in_thread(lambda: read(Run.objects.get(id=run.id)))
+    await repair(graph, run.session_id, [said])
+
+
+async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> Any:
+    """What the graph is started with: the user's message, the answers, or nothing but its checkpoint."""
+    run = turn.run
+    message = {"messages": [HumanMessage(run.input, id=run.message_id)]}
+    if not turn.continues:
+        return message
+    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
+    if not any(found.id == said_to(turn) for found in state.values.get("messages", ())):
+        return message  # it died before its first checkpoint
+    answers = await in_thread(_answers, run)
+    asked = {interrupt.id for interrupt in state.interrupts}
+    given = {question: value for question, value in answers.items() if question in asked}
+    return Command(resume=given) if given else None
+
+
+def said_to(turn: Turn) -> str:
+    """The id of the turn's user message in the graph."""
+    return turn.said.user.id
+
+
+def _load_earlier(turn: Turn) -> None:
+    run = turn.run
+    ended = Run.objects.filter(
+        session=run.session_id, position__lt=run.position, status__in=TERMINAL, repaired=False
+    ).order_by("position")
+    for one in ended:
+        turn.unrepaired.append(one.id)
+        if one.resolution == Resolution.RETRIED:
+            if one.message_id not in turn.dropped:
+                turn.dropped.append(one.message_id)
+        elif one.resolution != Resolution.RESUMED:  # those are read with the run that resumed them
+            turn.earlier.append(read(one))
+
+
+def _answers(run: Run) -> dict[str, Any]:
+    answers = _answers(run.resumes) if run.resumes is not None else {}
+    return answers | (run.answers or {})
+
+
+def _known(run: Run, said: Transcript) -> Known:
+    calls = []
+    for call in said.calls:
+        # An open call of a resumed run is begun again by this one, and logged as begun.
+        is_own = run.resumes_id is None or not call.is_open
+        calls.append(
+            KnownCall(call.id, call.message, call.name, call.args, call.started and is_own, not call.is_open)
+        )
+    last: Sequence[Any] = said.messages[-1:]
+    return Known(
+        messages=frozenset(message.id for message in said.messages if message.status == "complete"),
+        calls=tuple(calls),
+        ends_with_text=bool(last) and bool(last[0].text) and not last[0].calls,
+    )

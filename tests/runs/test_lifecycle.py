@@ -1,0 +1,347 @@
+"""The life of a run in the database alone: no execution, no loop."""
+
+from uuid import uuid4
+
+import pytest
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from runs import admission, lifecycle, operations, recovery
+from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
+from runs.lifecycle import Error, Result
+from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
+from runs.states import CancelOutcome, ErrorCode, InterruptReason, RunStatus
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def session(alice):
+    return Session.objects.create(owner=alice, agent="assistant")
+
+
+@pytest.fixture
+def worker(db):
+    from runs import liveness
+
+    host, boot = liveness.this_host()
+    import os
+
+    pid = os.getpid()
+    started = liveness.process_started(pid)
+    return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
+
+
+def turn(text="hello", **options):
+    defaults = {"multitask": "reject", "on_disconnect": "continue", "stream_modes": (), "key": None}
+    return admission.Turn.checked(text, **defaults | options)
+
+
+def types(run):
+    return list(RunEvent.objects.filter(run=run).order_by("seq").values_list("type", flat=True))
+
+
+def test_admission_makes_the_run_and_the_users_message_durable_together(alice, session):
+    run = admission.admit(session.id, alice, turn("hello world"))
+
+    assert run.status == RunStatus.QUEUED
+    queued = RunEvent.objects.get(run=run)
+    assert (queued.seq, queued.type) == (1, "run.queued")
+    assert queued.data == {"message": run.message_id, "input": "hello world"}
+    assert Run.objects.get().message_count == 1
+
+
+def test_line_9_the_same_key_gives_the_same_run_and_another_request_is_refused(alice, session):
+    first = admission.admit(session.id, alice, turn("hello", key="k"))
+
+    assert admission.admit(session.id, alice, turn("hello", key="k")).id == first.id
+    with pytest.raises(IdempotencyConflict):
+        admission.admit(session.id, alice, turn("something else", key="k"))
+    assert Run.objects.count() == 1
+
+
+def test_line_8_reject_refuses_while_any_run_is_active_queued_included(alice, session):
+    admission.admit(session.id, alice, turn())
+
+    with pytest.raises(RunActive):
+        admission.admit(session.id, alice, turn())
+
+
+def test_line_8_enqueue_keeps_the_order_of_arrival(alice, session, worker):
+    runs = [admission.admit(session.id, alice, turn(str(n), multitask="enqueue")) for n in range(3)]
+
+    for expected in runs:
+        claimed = lifecycle.claim(session.id, worker.id)
+        assert claimed.id == expected.id
+        assert lifecycle.claim(session.id, worker.id) is None
+        assert lifecycle.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Result.DONE
+    assert [run.position for run in Run.objects.order_by("line")] == [1, 2, 3]
+
+
+def test_line_26_interrupt_supersedes_what_is_active_and_spares_the_new_turn(alice, session, worker):
+    old = admission.admit(session.id, alice, turn("old"))
+    lifecycle.claim(session.id, worker.id)
+    waiting = admission.admit(session.id, alice, turn("waiting", multitask="enqueue"))
+    new = admission.admit(session.id, alice, turn("new", multitask="interrupt"))
+
+    old.refresh_from_db()
+    waiting.refresh_from_db()
+    assert old.cancel_requested_at is not None
+    assert waiting.status == RunStatus.CANCELLED
+    assert new.cancel_requested_at is None
+    assert Cancellation.objects.get(run=old).source == "superseded"
+
+
+def test_the_database_refuses_two_occupying_runs(alice, session, worker):
+    admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    second = admission.admit(session.id, alice, turn(multitask="enqueue"))
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Run.objects.filter(id=second.id).update(status=RunStatus.RUNNING, position=7)
+
+
+def test_line_17_cancel_of_a_queued_run_ends_it_at_once(alice, session):
+    run = admission.admit(session.id, alice, turn())
+    revision = Session.objects.get().cancellation_revision
+
+    answer = operations.cancel_run(alice, run.id, reason="changed my mind")
+
+    assert answer["outcome"] == "cancelled"
+    assert answer["settled_at"] is not None
+    assert types(run) == ["run.queued", "run.cancelled"]
+    assert Session.objects.get().cancellation_revision == revision
+    assert operations.session_snapshot(alice, session.id)["status"] == "idle"
+
+
+def test_line_17_a_question_of_a_cancelled_run_can_no_longer_be_answered(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+    lifecycle.wait(run.id, claimed.claim, [{"id": "q", "value": "Really?"}])
+
+    operations.cancel_run(alice, run.id)
+
+    with pytest.raises(NotWaiting):
+        operations.answer(alice, run.id, {"q": "yes"})
+    run.refresh_from_db()
+    assert run.status == RunStatus.CANCELLED
+
+
+def test_line_21_a_queued_run_ends_while_anothers_cancel_is_pending(alice, session, worker):
+    admission.admit(session.id, alice, turn())
+    running = lifecycle.claim(session.id, worker.id)
+    queued = admission.admit(session.id, alice, turn(multitask="enqueue"))
+    operations.cancel_run(alice, running.id)
+    before = Session.objects.get().cancellation_revision
+
+    operations.cancel_run(alice, queued.id)
+
+    queued.refresh_from_db()
+    assert queued.status == RunStatus.CANCELLED
+    assert Session.objects.get().cancellation_revision == before
+    assert operations.session_snapshot(alice, session.id)["cancellation_pending"] is True
+
+
+def test_line_21_cancel_of_what_has_ended_is_a_success_that_changes_nothing(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+    lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED)
+    log = types(run)
+
+    for answer in (operations.cancel_run(alice, run.id), operations.cancel_session(alice, session.id)):
+        assert answer["id"] is None
+        assert answer["outcome"] == "already_finished"
+    assert types(run) == log
+    assert Cancellation.objects.count() == 0
+
+
+def test_c28_cancel_of_a_cancelled_run_answers_with_its_own_cancellation(alice, session):
+    run = admission.admit(session.id, alice, turn())
+    first = operations.cancel_run(alice, run.id)
+
+    assert operations.cancel_run(alice, run.id) == first
+
+
+def test_an_accepted_cancel_wins_over_every_other_ending(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+    operations.cancel_run(alice, run.id)
+
+    error = Error(ErrorCode.PROVIDER, "broke")
+    assert lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.CANCEL_FIRST
+    assert lifecycle.finish(run.id, claimed.claim, RunStatus.FAILED, error=error) is Result.CANCEL_FIRST
+    assert lifecycle.wait(run.id, claimed.claim, []) is Result.CANCEL_FIRST
+    assert types(run) == ["run.queued", "run.started"]
+    assert lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED) is Result.DONE
+    assert Cancellation.objects.get().outcome == CancelOutcome.CANCELLED
+
+
+def test_line_22_the_revision_grows_by_one_per_change(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+
+    def shown():
+        snapshot = operations.session_snapshot(alice, session.id)
+        return snapshot["cancellation_pending"], snapshot["cancellation_revision"]
+
+    assert shown() == (False, 0)
+    operations.cancel_run(alice, run.id)
+    operations.cancel_run(alice, run.id)
+    assert shown() == (True, 1)
+    lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+    assert shown() == (False, 2)
+
+
+def test_line_23_an_overdue_cancel_times_out_and_can_be_tried_again(alice, session, worker, settings):
+    settings.RUNS_CANCEL_TIMEOUT = 0
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    first = operations.cancel_run(alice, run.id)
+    Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
+
+    assert recovery.sweep(worker.id).cancellations_timed_out == 1
+
+    assert Cancellation.objects.get(id=first["id"]).outcome == "timed_out"
+    run.refresh_from_db()
+    assert run.status == RunStatus.RUNNING
+    second = operations.cancel_run(alice, run.id)
+    assert second["id"] != first["id"]
+    assert operations.session_snapshot(alice, session.id)["cancellation_revision"] == 3
+
+
+def test_line_23_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    Worker.objects.update(pid=2**22 + 1, pid_started="1")
+
+    answer = operations.cancel_run(alice, run.id)
+
+    assert answer["outcome"] == "reconciled"
+    run.refresh_from_db()
+    assert run.status == RunStatus.CANCELLED
+    assert operations.session_snapshot(alice, session.id)["cancellation_pending"] is False
+
+
+def test_line_11_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(alice, bob, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+
+    messages = set()
+    for attempt in (
+        lambda: operations.cancel_run(bob, run.id),
+        lambda: operations.cancel_run(bob, uuid4()),
+        lambda: operations.cancel_run(bob, "no uuid"),
+        lambda: operations.cancel_session(bob, session.id),
+        lambda: operations.cancel_session(bob, uuid4()),
+    ):
+        with pytest.raises(operations.NotFound) as refused:
+            attempt()
+        messages.add(str(refused.value))
+    assert len(messages) == 1
+    snapshot = operations.session_snapshot(alice, session.id)
+    assert (snapshot["cancellation_pending"], snapshot["cancellation_revision"]) == (False, 0)
+
+
+def test_force_cancel_ends_the_run_first_and_fences_the_execution(alice, olivia, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+
+    answer = operations.force_cancel(olivia, run.id, "It hangs.")
+
+    assert (answer["outcome"], answer["escalated"], answer["source"]) == ("reconciled", True, "operator")
+    assert lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.FENCED
+    assert types(run) == ["run.queued", "run.started", "run.cancelled"]
+
+
+def test_force_cancel_needs_the_permission(alice, session):
+    run = admission.admit(session.id, alice, turn())
+
+    with pytest.raises(operations.Forbidden):
+        operations.force_cancel(alice, run.id, "me")
+
+
+def test_line_38_a_dead_workers_run_is_reclaimed_once_and_a_fresh_one_never(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+
+    assert recovery.sweep(uuid4()).runs_interrupted == 0
+    Worker.objects.update(pid=2**22 + 1, pid_started="1")
+    assert recovery.sweep(uuid4()).runs_interrupted == 1
+    assert recovery.sweep(uuid4()).runs_interrupted == 0
+    assert types(run) == ["run.queued", "run.started", "run.interrupted"]
+    assert RunEvent.objects.get(type="run.interrupted").data["reason"] == InterruptReason.WORKER_LOST
+    assert operations.session_snapshot(alice, session.id)["status"] == "interrupted"
+
+
+def test_a_reclaimed_run_with_an_accepted_cancel_becomes_cancelled(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    operations.cancel_run(alice, run.id)
+    Worker.objects.update(pid=2**22 + 1, pid_started="1")
+
+    recovery.sweep(uuid4())
+
+    run.refresh_from_db()
+    assert run.status == RunStatus.CANCELLED
+    assert Cancellation.objects.get().outcome == CancelOutcome.RECONCILED
+
+
+def test_the_queue_waits_behind_an_interrupted_run_until_somebody_decides(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    behind = admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
+    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+
+    assert lifecycle.claim(session.id, worker.id) is None
+    operations.dismiss(alice, run.id)
+    assert lifecycle.claim(session.id, worker.id).id == behind.id
+
+
+def test_line_37_resume_goes_to_the_head_of_the_line(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
+    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+
+    resumed = operations.resume(alice, run.id)
+
+    assert resumed["resumes"] == str(run.id)
+    assert str(lifecycle.claim(session.id, worker.id).id) == resumed["id"]
+    with pytest.raises(NotInterrupted):
+        operations.resume(alice, run.id)
+
+
+def test_a_new_message_dismisses_an_interrupted_run(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+
+    new = admission.admit(session.id, alice, turn("go on"))
+
+    run.refresh_from_db()
+    assert run.resolution == "dismissed"
+    assert lifecycle.claim(session.id, worker.id).id == new.id
+
+
+def test_open_tool_calls_of_a_lost_run_are_closed_with_what_is_known(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    ToolCall.objects.create(run=run, call_id="started", name="a", started_at=timezone.now())
+    ToolCall.objects.create(run=run, call_id="asked", name="b")
+
+    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+
+    effects = dict(ToolCall.objects.values_list("call_id", "effect"))
+    assert effects == {"started": "unknown", "asked": "none"}
+    assert types(run)[-3:] == ["tool.cancelled", "tool.cancelled", "run.interrupted"]
+
+
+def test_line_31_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, session):
+    admission.admit(session.id, alice, turn("What is the  capital of\nFrance?"))
+    session.refresh_from_db()
+    assert session.title == "What is the capital of France?"
+
+    operations.rename_session(alice, session.id, "Mine")
+    lifecycle.rename(session.id, "Generated", "generated")
+    session.refresh_from_db()
+    assert session.title == "Mine"

@@ -1,0 +1,64 @@
+# Everything here works with Python 3.11 or newer, its venv, pip and make; nothing else need be installed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes
+
+# What a server needs, and what the model that was asked for needs on top.
+RUNTIME := .venv/runtime.installed
+ifneq ($(filter anthropic:%,$(AGENT_MODEL)),)
+RUNTIME += .venv/anthropic.installed
+endif
+DEV := .venv/dev.installed
+
+.PHONY: run test bench lint format lock
+
+# Port 8000, or the one in PORT.
+run: $(RUNTIME)
+	@exec $(BIN)/python manage.py quickstart
+
+# What is skipped, for want of a Chromium say, is named at the end.
+test: $(DEV)
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+bench: $(DEV)
+	@exec $(BIN)/python -m tests.benchmarks $(ARGS)
+
+lint: $(DEV)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	SECRET_KEY=lint $(BIN)/mypy
+	$(BIN)/lint-imports
+	SECRET_KEY=lint $(BIN)/python manage.py makemigrations --check --dry-run
+
+format: $(DEV)
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+# The versions of everything, for all Pythons and systems, pinned by hash.
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-emit-index-url --no-emit-find-links $(UPGRADE) pyproject.toml
+lock: $(DEV)
+	$(COMPILE) --output-file requirements.txt
+	$(COMPILE) --constraints requirements.txt --extra anthropic --output-file requirements-anthropic.txt
+	$(COMPILE) --constraints requirements.txt --group dev --output-file requirements-dev.txt
+
+# A stamp is as new as the last installation of its lock: nothing is done while the lock is older.
+.venv/runtime.installed: requirements.txt | .venv/bin/python
+	@echo "Installing what the server needs; this takes a minute."
+	@$(INSTALL) -r requirements.txt
+	@touch $@
+
+.venv/anthropic.installed: requirements-anthropic.txt | .venv/bin/python
+	@echo "Installing what the model needs."
+	@$(INSTALL) -r requirements-anthropic.txt
+	@touch $@
+
+.venv/dev.installed: requirements-dev.txt | .venv/bin/python
+	@echo "Installing what the tests need; this takes a minute."
+	@$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed.")'
+	@$(PYTHON) -m venv .venv

@@ -41,8 +41,8 @@ class Listener(Protocol):
     def tool_returned(self, run_id: UUID, output: Any) -> None:
         """A tool has returned."""
 
-    def tool_raised(self, run_id: UUID, error: BaseException) -> None:
-        """A tool has raised, or was interrupted."""
+    def tool_raised(self, run_id: UUID, error: BaseException, cancelled: bool) -> None:
+        """A tool has raised or asks the user something; ``cancelled`` if somebody cancelled it."""
 
 
 class CallbackRelay(BaseCallbackHandler):
@@ -113,4 +113,11 @@ class CallbackRelay(BaseCallbackHandler):
         self._tell(self._listener.tool_returned, run_id, output)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._tell(self._listener.tool_raised, run_id, error)
+        self._tell(self._listener.tool_raised, run_id, error, self._was_cancelled(error))
+
+    def _was_cancelled(self, error: BaseException) -> bool:
+        """A CancelledError may also be a tool's own: then nobody has cancelled the task it runs in."""
+        if not isinstance(error, asyncio.CancelledError) or threading.get_ident() != self._thread:
+            return False
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0

@@ -4,7 +4,6 @@ A tool that raised is not failed yet: whoever runs it may try again or put a mes
 ends with that message, or with the turn.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,6 +52,7 @@ class _Outcome:
 
     output: Any
     error: BaseException | None
+    cancelled: bool  # the error is the CancelledError that somebody else sent
     duration_ms: int
 
 
@@ -108,10 +108,15 @@ class ToolTranslation:
         elif event == "tool-finished":
             self._finish(call, payload["output"])
         elif event == "tool-error":
-            outcome = self._outcomes.get(call_id)
-            call.failure = short(payload["message"]) or _describe(outcome.error if outcome else None)
-            if call.message is None:
-                self._fail(call, call.failure)
+            self._raised(call, payload["message"])
+
+    def _raised(self, call: _Call, message: str) -> None:
+        outcome = self._outcomes.get(call.id)
+        if outcome is not None and outcome.cancelled:
+            return  # what it did is unknown; the end of the turn, which is near, says so
+        call.failure = short(message) or _describe(outcome.error if outcome is not None else None)
+        if call.message is None:  # nobody will put a message in its place
+            self._fail(call, call.failure)
 
     def result(self, namespace: tuple[str, ...], node: str | None, message: ToolMessage) -> None:
         """A tool's message in the graph: news only if the tool did not run as one, or raised."""
@@ -139,14 +144,17 @@ class ToolTranslation:
         self._outcomes.pop(call_id, None)
         self.open[call_id] = now
 
-    def ended(self, run_id: UUID, output: Any, error: BaseException | None) -> None:
-        """It has returned ``output``, or raised ``error``."""
+    def ended(
+        self, run_id: UUID, output: Any, error: BaseException | None, *, cancelled: bool = False
+    ) -> None:
+        """It has returned ``output``, or raised ``error``; ``cancelled`` if it was cancelled from outside."""
         if (execution := self._executions.pop(run_id, None)) is None:
             return
         call_id, since = execution
         self.open.pop(call_id, None)
         if not isinstance(error, GraphBubbleUp):  # that one asks the user something, and goes on afterwards
-            self._outcomes[call_id] = _Outcome(output, error, int((time.monotonic() - since) * 1000))
+            duration_ms = int((time.monotonic() - since) * 1000)
+            self._outcomes[call_id] = _Outcome(output, error, cancelled, duration_ms)
 
     # Events
 
@@ -201,7 +209,7 @@ class ToolTranslation:
             self._finish(call, outcome.output)  # the result had arrived
         elif call.failure is not None:
             self._fail(call, call.failure)
-        elif outcome is not None and not isinstance(outcome.error, asyncio.CancelledError):
+        elif outcome is not None and not outcome.cancelled:
             self._fail(call, _describe(outcome.error))
         else:
             effect = Effect.UNKNOWN if call.started else Effect.NONE

@@ -8,8 +8,8 @@ neither tools nor models are wrapped. What the log says follows from these rules
 - A message of an LLM call is complete when the call has ended and all its chunks were told: callbacks run
   ahead of the chunks. An LLM call that broke off and is repeated by its node leaves an interrupted message
   that counts like any other, because it was shown.
-- Each call of an assistant message gets one end; a call that ran before it was told it had ended is not
-  taken for one that never started (``runs.tool_translation``).
+- Each call of an assistant message gets one end. A tool that raised is not failed yet: whoever runs it may
+  try again or put a message in its place (``runs.tool_translation``).
 - A tool that was run without any message asking for it is logged with ``message`` null, and no message is
   counted for it.
 - What an earlier execution of the run has logged is not logged again (``Known``).
@@ -282,8 +282,8 @@ class Translator:
     def tool_returned(self, run_id: UUID, output: Any) -> None:
         self._tools.ended(run_id, output, None)
 
-    def tool_raised(self, run_id: UUID, error: BaseException) -> None:
-        self._tools.ended(run_id, None, error)
+    def tool_raised(self, run_id: UUID, error: BaseException, cancelled: bool) -> None:
+        self._tools.ended(run_id, None, error, cancelled=cancelled)
 
     # The end
 

@@ -183,7 +183,9 @@ class LLMMeter:
 
 def estimate_input(messages: Iterable[BaseMessage], tools: Any = None) -> int:
     """Tokens that a history and the offered tools (schemas as the provider gets them) come to, roughly."""
-    schemas = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
+    schemas: list[Any] | None = (
+        [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else None
+    )
     return count_tokens_approximately(messages, tools=schemas)
 
 

@@ -15,22 +15,21 @@ What is in that form already comes out as the very same objects, so doing it twi
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
-    AIMessageChunk,
     BaseMessage,
     FunctionMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
-    message_chunk_to_message,
 )
 
 from runs import transcript
 from runs.states import Effect, RunStatus, ToolStatus
 from runs.transcript import Call, Transcript, note_id
+from runs.whole_calls import whole_message
 
 MARK = "turnkeeper"  # key in additional_kwargs, which the clients of providers do not send on
 
@@ -40,24 +39,6 @@ _NOTES = {
     RunStatus.INTERRUPTED: "This turn was interrupted before it was answered.",
 }
 _NOTE = "This turn ended without an answer."
-
-# Blocks of a content list that spell a call out: Anthropic, OpenAI's Responses API, LangChain's own.
-_CALL_BLOCKS = frozenset(
-    (
-        "tool_use",
-        "input_json_delta",
-        "function_call",
-        "custom_tool_call",
-        "tool_call",
-        "tool_call_chunk",
-        "invalid_tool_call",
-    )
-)
-# Calls that the provider runs itself; the result is a block of the same message.
-_SERVER_CALL_BLOCKS = frozenset(
-    ("server_tool_use", "mcp_tool_use", "server_tool_call", "server_tool_call_chunk")
-)
-_THOUGHT_BLOCKS = frozenset(("reasoning", "thinking", "redacted_thinking"))
 
 
 @dataclass(slots=True)
@@ -198,7 +179,9 @@ def _answer(said: transcript.Message) -> BaseMessage | None:
             else None
         )
     calls = [
-        {"type": "tool_call", "id": call.id, "name": call.name, "args": call.args} for call in said.calls
+        {"type": "tool_call", "id": call.id, "name": call.name, "args": call.args}
+        for call in said.calls
+        if call.was_answered or not call.broken
     ]
     return AIMessage(said.text, id=said.id, tool_calls=calls)
 
@@ -238,7 +221,12 @@ def answered(
             continue
         follower = messages[index + 1] if index + 1 < len(messages) else None
         own = (originals.get(message.id, {}) if message.id else {}) | results.get(index, {})
-        whole = _whole(message, own, isinstance(follower, FunctionMessage), changes)
+        for broken in message.invalid_tool_calls:
+            logged = calls.get((message.id or "", broken["id"] or ""))
+            if logged and logged.was_answered and logged.id not in own:
+                own[logged.id] = _result(message, {"id": logged.id, "name": logged.name}, calls, changes)
+        whole, dropped = whole_message(message, own, is_legacy_call=isinstance(follower, FunctionMessage))
+        changes.dropped_calls += dropped
         if whole is None:
             changes.dropped_messages += 1
             continue
@@ -309,108 +297,3 @@ def _close(messages: list[BaseMessage], changes: Changes) -> None:
         note = f"{messages[-1].id or messages[-1].tool_call_id}:note"
         messages.append(_note(note, _NOTE))
         changes.notes.append(note)
-
-
-# One assistant message
-
-
-def _whole(
-    message: AIMessage, results: Mapping[str, ToolMessage], is_legacy_call: bool, changes: Changes
-) -> AIMessage | None:
-    """The message with none but whole calls; the same object if it is so already, None if nothing is left."""
-    whole = (
-        cast(AIMessage, message_chunk_to_message(message)) if isinstance(message, AIMessageChunk) else message
-    )
-    calls = {call["id"]: call for call in reversed(whole.tool_calls) if call["id"] and call["name"]}
-    calls = dict(reversed(calls.items()))
-    # A broken call that was answered (with an error, to let the model try again) has to stay, as a call
-    # that can be sent: clients send the broken arguments as they are, and providers refuse them.
-    mended = {
-        call["id"]: {"type": "tool_call", "id": call["id"], "name": name, "args": {}}
-        for call in whole.invalid_tool_calls
-        if call["id"] in results
-        and call["id"] not in calls
-        and (name := call["name"] or results[call["id"]].name)
-    }
-    dropped = len(whole.tool_calls) + len(whole.invalid_tool_calls) - len(calls) - len(mended)
-    content = _whole_content(whole.content, calls, mended)
-    kwargs = _whole_kwargs(whole.additional_kwargs, calls, is_legacy_call)
-    if dropped or mended or content is not whole.content or kwargs is not whole.additional_kwargs:
-        changes.dropped_calls += dropped
-        metadata = whole.response_metadata
-        # With the provider's id of the response its client would send only what follows, and the
-        # provider would take the response as it remembers it.
-        metadata = {key: value for key, value in metadata.items() if key != "id"}
-        whole = whole.model_copy(
-            update={
-                "tool_calls": [*calls.values(), *mended.values()],
-                "invalid_tool_calls": [],
-                "content": content,
-                "additional_kwargs": kwargs,
-                "response_metadata": metadata,
-            }
-        )
-    if whole.tool_calls or whole.text.strip() or is_legacy_call or _has_other_content(whole.content):
-        return whole
-    return None
-
-
-def _whole_content(
-    content: str | list[Any], calls: Mapping[str, Any], mended: Mapping[str, Any]
-) -> str | list[Any]:
-    """The content without blocks of calls that are gone; the same object if there are none."""
-    if isinstance(content, str):
-        return content
-    blocks = [block for block in content if isinstance(block, dict)]
-    asked = {block.get("id") for block in blocks if block.get("type") in _SERVER_CALL_BLOCKS}
-    answered = {_answers(block) for block in blocks}
-
-    def stays(block: Any) -> bool:
-        if not isinstance(block, dict):
-            return True
-        kind = str(block.get("type", ""))
-        if kind in _CALL_BLOCKS:
-            return (block.get("call_id") or block.get("id")) in calls
-        if kind in _SERVER_CALL_BLOCKS:
-            return block.get("id") in answered
-        if kind.endswith("tool_result"):
-            return _answers(block) in asked
-        # Searches and the like of the Responses API carry their state themselves.
-        return not (
-            kind.endswith("_call") and block.get("status") in ("in_progress", "searching", "incomplete")
-        )
-
-    kept = [block for block in content if stays(block)]
-    if len(kept) == len(content):
-        return content
-    # A thought must be followed by what it led to; that may just have gone.
-    while kept and isinstance(kept[-1], dict) and kept[-1].get("type") in _THOUGHT_BLOCKS and not mended:
-        kept.pop()
-    return kept
-
-
-def _answers(block: Mapping[str, Any]) -> Any:
-    """The id of the server-side call whose result this block is."""
-    return block.get("tool_use_id") or block.get("tool_call_id")
-
-
-def _whole_kwargs(kwargs: dict[str, Any], calls: Mapping[str, Any], is_legacy_call: bool) -> dict[str, Any]:
-    """``additional_kwargs`` without calls that are gone; OpenAI's client would send them."""
-    listed: Sequence[Any] = kwargs.get("tool_calls") or ()
-    left = [call for call in listed if call.get("id") in calls]
-    if len(left) == len(listed) and ("function_call" not in kwargs or is_legacy_call):
-        return kwargs
-    rest = {key: value for key, value in kwargs.items() if key not in ("tool_calls", "function_call")}
-    if left:
-        rest["tool_calls"] = left
-    if "function_call" in kwargs and is_legacy_call:
-        rest["function_call"] = kwargs["function_call"]
-    return rest
-
-
-def _has_other_content(content: str | list[Any]) -> bool:
-    """Pictures, sound, results of searches: something that is neither text nor a thought."""
-    return isinstance(content, list) and any(
-        isinstance(block, dict) and block.get("type") not in _THOUGHT_BLOCKS | {"text", "output_text"}
-        for block in content
-    )

@@ -60,6 +60,12 @@ class Call:
     effect: Effect | None = None  # None while it may still come to something
     duration_ms: int | None = None
     started: bool = False
+    broken: bool = False  # its arguments could not be read, so ``args`` is empty
+
+    @property
+    def was_answered(self) -> bool:
+        """Its result arrived, or an error in its place."""
+        return self.status in (ToolStatus.COMPLETED, ToolStatus.FAILED)
 
     @property
     def is_open(self) -> bool:
@@ -220,7 +226,9 @@ class _Reader:
         message.at = at
         # What an interrupted message was still spelling out was never asked.
         for asked in data.get("tool_calls") or () if message.status == "complete" else ():
-            self._ask(asked["id"], asked.get("name"), asked.get("args"), message)
+            call = self._ask(asked["id"], asked.get("name"), asked.get("args"), message)
+            if call is not None:
+                call.broken = "error" in asked
 
     def _start(self, data: Mapping[str, Any]) -> None:
         call = self.calls.get(data["tool_call"])
@@ -251,7 +259,7 @@ def as_text(value: Any) -> str | None:
 
 def _reopened(call: Call) -> Call:
     """A call of the resumed run as the new run finds it: open again, unless its outcome is known."""
-    if call.status in (ToolStatus.COMPLETED, ToolStatus.FAILED):
+    if call.was_answered:
         return replace(call)
     return replace(call, status=ToolStatus.RUNNING, effect=None)
 

@@ -26,6 +26,7 @@ reactor: Any = installed_reactor  # its type depends on what was installed
 PATIENCE = 30  # seconds without progress after which a peer that does not read is left
 PING_INTERVAL = 20
 PING_TIMEOUT = 30
+FAILED = 1  # the exit code when the engine could not start or leave
 FORCED = 130  # the exit code of somebody who was told twice
 
 
@@ -91,7 +92,8 @@ class Server(daphne.server.Server):
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
         self._told_to_leave = asyncio.Event()
-        self._deadline = 0.0  # on the loop's clock, from the signal on
+        self._deadline = 0.0  # on the loop's clock; set when there is one
+        self._exit_code = 0
 
     def run(self) -> None:
         """Serve until told to leave. Raises what the engine raised, and CannotListen."""
@@ -106,6 +108,9 @@ class Server(daphne.server.Server):
         life = self._loop.create_task(self._live(), name="server")
         life.add_done_callback(lambda _: reactor.stop())
         reactor.run(installSignalHandlers=False)
+        if life.exception() is not None:
+            self._exit_code = FAILED
+        self._set_deadline()  # what is stuck may also hold up the end of the interpreter
         life.result()
 
     async def _live(self) -> None:
@@ -134,12 +139,16 @@ class Server(daphne.server.Server):
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # A plain handler, not one of the loop: it works even when something holds up the loop.
-        if not self._deadline:
-            self._deadline = self._loop.time() + self._drain_timeout
-            threading.Thread(target=self._force_the_end, name="deadline", daemon=True).start()
+        if not self._told_to_leave.is_set():
+            self._set_deadline()
             self._loop.call_soon_threadsafe(self._told_to_leave.set)
         elif number == signal.SIGINT:
             os._exit(FORCED)
+
+    def _set_deadline(self) -> None:
+        if not self._deadline:
+            self._deadline = self._loop.time() + self._drain_timeout
+            threading.Thread(target=self._force_the_end, name="deadline", daemon=True).start()
 
     def _force_the_end(self) -> None:
         threading.Event().wait(self._drain_timeout)
@@ -148,7 +157,7 @@ class Server(daphne.server.Server):
         speaker = threading.Thread(target=logger.warning, args=(words,), daemon=True)
         speaker.start()
         speaker.join(0.5)
-        os._exit(0)
+        os._exit(self._exit_code)
 
     async def _leave(self, engine: Engine) -> None:
         """Drain the engine and end all connections, within the time there is."""

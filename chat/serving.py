@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from channels.routing import get_default_application
 from django.conf import settings
 from django.db import connection, connections
+from django.db.migrations.executor import MigrationExecutor
 
 from chat.server import CannotListen, Server, bind
 from chat.sole_server import AlreadyServed, sole_server
@@ -16,9 +17,7 @@ class CannotServe(Exception):
     """The server cannot start; the message says why."""
 
 
-def serve(
-    host: str, port: int, on_listening: Callable[[int], None], *, prepare: Callable[[], None] = lambda: None
-) -> None:
+def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Callable[[int], None]) -> None:
     """Serve the project until told to leave.
 
     ``prepare`` is called when this is certain to be the only server and the port is free, ``on_listening``
@@ -38,6 +37,13 @@ def serve(
             ).run()
     except (CannotListen, AlreadyServed) as error:
         raise CannotServe(str(error)) from None
+
+
+def require_migrated() -> None:
+    """Raises CannotServe when the database lacks migrations."""
+    executor = MigrationExecutor(connection)
+    if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+        raise CannotServe("The database is not up to date. Run `manage.py migrate` first.")
 
 
 def address(host: str, port: int) -> str:

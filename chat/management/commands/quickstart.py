@@ -16,7 +16,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            serving.serve(HOST, settings.PORT, self.introduce, prepare=self.prepare)
+            serving.serve(HOST, settings.PORT, prepare=self.prepare, on_listening=self.introduce)
         except serving.CannotServe as error:
             raise CommandError(str(error)) from None
 

@@ -19,9 +19,11 @@ class Command(BaseCommand):
         )
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
+        def introduce(port: int) -> None:
+            self.stdout.write(f"Address: {serving.address(host, port)}")
+            self.stdout.flush()
+
         try:
-            serving.serve(
-                host, port, lambda port: self.stdout.write(f"Address: {serving.address(host, port)}")
-            )
+            serving.serve(host, port, prepare=serving.require_migrated, on_listening=introduce)
         except serving.CannotServe as error:
             raise CommandError(str(error)) from None

@@ -7,15 +7,16 @@ and process it starts is known. This task outlives it and alone decides the endi
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
-from langgraph.errors import GraphDrained, GraphRecursionError
+from langgraph.errors import GraphDrained, NodeCancelledError
 from langgraph.runtime import RunControl
 
 from runs import agents, lifecycle, token, turns
@@ -23,9 +24,10 @@ from runs.checkpoints import Checkpoints, FencedSaver
 from runs.database import in_thread
 from runs.errors import AgentMismatch, Fenced
 from runs.events import EventWriter
+from runs.failures import INTERNAL, Failures
 from runs.lifecycle import Error, Result
 from runs.models import Run
-from runs.states import ErrorCode, InterruptReason, RunStatus
+from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
 from runs.token import CancelToken
 from runs.translation import Translator
 
@@ -70,9 +72,12 @@ class Execution:
         self._checkpoints = checkpoints
         self._log = writer.open(run)
         self._control = RunControl()
+        self._failures = Failures()
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self._gave_up = False
+        self._on_stragglers_ended: Callable[[], None] = lambda: None
+        self._notes: set[asyncio.Task[None]] = set()
         self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
 
     # Asked from outside
@@ -86,9 +91,9 @@ class Execution:
         """Let the graph come to its next step and end there; a turn in its last step still completes."""
         self._control.request_drain()
 
-    @property
-    def has_stragglers(self) -> bool:
-        """Whether something that was given up on still works."""
+    def straggles(self, ended: Callable[[], None]) -> bool:
+        """Whether something that was given up on still works; ``ended`` is called on the loop when it does not."""
+        self._on_stragglers_ended = ended
         return bool(self.token.work.stragglers())
 
     # From claim to ending
@@ -103,7 +108,7 @@ class Execution:
             # Nobody above could do better: the run has to end, with what is known of it in the log.
             logger.exception("The execution of run %s broke.", self.run.id)
             await self._stop_everything()
-            await self._finish(Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, _INTERNAL)), repaired=False)
+            await self._finish(Ending(RunStatus.FAILED, INTERNAL), repaired=False)
         finally:
             await self._saver.seal()
             self._writer.release(self._log)
@@ -152,7 +157,7 @@ class Execution:
         config = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
-            "callbacks": self._translator.callbacks,
+            "callbacks": [*self._translator.callbacks, self._failures],
         }
         chunks = self._graph.astream(
             given,
@@ -179,11 +184,21 @@ class Execution:
                 self.stop(StopReason.FENCED)
             elif loop.time() > deadline:
                 self.stop(StopReason.DEADLINE)
-            elif self._translator.silent_for() > settings.RUNS_IDLE_TIMEOUT:
+            elif self._silence() > settings.RUNS_IDLE_TIMEOUT:
                 self.stop(StopReason.SILENCE)
-            elif self._translator.slowest_tool()[1] > settings.RUNS_TOOL_TIMEOUT:
-                self._slow_tool = self._translator.slowest_tool()[0]
+            elif self._slowest_tool() > settings.RUNS_TOOL_TIMEOUT:
                 self.stop(StopReason.TOOL_TIME)
+
+    def _silence(self) -> float:
+        """For how many seconds the quietest LLM call in progress has given nothing."""
+        if not self._translator.llm_calls_open:
+            return 0
+        return time.monotonic() - self._translator.last_activity
+
+    def _slowest_tool(self) -> float:
+        """For how many seconds the oldest tool call has been at work."""
+        begun = self._translator.tools_open.values()
+        return time.monotonic() - min(begun) if begun else 0
 
     # Stopping
 
@@ -203,14 +218,37 @@ class Execution:
             work.kill_processes()
             if not await work.ended(_AFTER_KILL):
                 self._gave_up = True
-                work.give_up()
+                work.give_up(self._later(self._stragglers_ended), self._later(self._straggler_has_result))
+
+    def _later(self, callback: Callable[..., None]) -> Callable[..., None]:
+        """``callback`` on the loop, called from whatever thread a straggler ends in."""
+        loop = asyncio.get_running_loop()
+
+        def call(*args: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the process is leaving
+                loop.call_soon_threadsafe(callback, *args)
+
+        return call
+
+    def _stragglers_ended(self) -> None:
+        self._on_stragglers_ended()
+
+    def _straggler_has_result(self, call_id: str) -> None:
+        """What could not be known is known now: that the tool's work was done. Nothing else changes."""
+        task = asyncio.create_task(self._note_effect(call_id), name=f"effect of {call_id}")
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note_effect(self, call_id: str) -> None:
+        await self.ended.wait()  # the ending says "unknown" first
+        await _stubbornly(lambda: in_thread(lifecycle.straggler_ended, self.run.id, call_id, Effect.DONE))
 
     # Endings
 
     def _ended(self, graph_task: "asyncio.Task[None]") -> Ending:
         """The ending of a graph that came to an end by itself."""
         if graph_task.cancelled():
-            return Ending(RunStatus.FAILED, Error(ErrorCode.TOOL, "A step of the agent cancelled itself."))
+            return Ending(RunStatus.FAILED, self._failures.explain(NodeCancelledError("graph")))
         error = graph_task.exception()
         if error is None:
             if self._translator.questions:
@@ -221,7 +259,7 @@ class Execution:
         if isinstance(error, Fenced):
             raise error
         logger.info("Run %s failed.", self.run.id, exc_info=error)
-        return Ending(RunStatus.FAILED, self._explain(error))
+        return Ending(RunStatus.FAILED, self._failures.explain(error))
 
     def _stopped(self, reason: StopReason) -> Ending:
         """The ending of a graph that is being stopped."""
@@ -244,18 +282,8 @@ class Execution:
                 return Ending(failed, Error(ErrorCode.PROVIDER, said))
             case StopReason.TOOL_TIME:
                 limit = settings.RUNS_TOOL_TIMEOUT
-                said = f"The tool {self._slow_tool} took longer than {limit:g} seconds."
+                said = f"A tool took longer than {limit:g} seconds."
                 return Ending(failed, Error(ErrorCode.TIMEOUT, said))
-
-    def _explain(self, error: BaseException) -> Error:
-        """A code, and a sentence for the person who reads it."""
-        if isinstance(error, GraphRecursionError):
-            limit = settings.RUNS_STEP_LIMIT
-            return Error(ErrorCode.STEP_LIMIT, f"The agent took more than {limit} steps without an answer.")
-        code = getattr(error, "error_code", None) or self._translator.blame(error)
-        if code in (ErrorCode.PROVIDER, ErrorCode.TOOL):
-            return Error(ErrorCode(code), _sentence(error))
-        return Error(ErrorCode.INTERNAL, _INTERNAL)
 
     async def _conclude(self, ending: Ending) -> None:
         """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
@@ -316,13 +344,6 @@ class Execution:
 
 # What a process group needs to vanish after SIGKILL.
 _AFTER_KILL = 0.5
-
-_INTERNAL = "Something went wrong inside the agent. The operators find the details in the log."
-
-
-def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 500 else text[:499] + "…"
 
 
 async def _stubbornly(write: Callable[[], Awaitable[T]]) -> T:

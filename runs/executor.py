@@ -15,7 +15,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from runs.token import CancelToken, current
+from runs.token import CancelToken, current, current_call
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -67,6 +67,7 @@ class _Call(Future[T]):
 
     def __init__(self, pool: "_Pool", token: CancelToken | None, function: Callable[[], T]) -> None:
         super().__init__()
+        self.tool_call = current_call.get() if token is not None else None  # whose tool calls the function
         self.holds_place = False  # a thread has it and counts for it; kept by the pool, under its lock
         self._pool = pool
         self._token = token

@@ -105,6 +105,9 @@ class CancelToken:
 # The token of the run in whose context we are; None outside of any run.
 current: ContextVar[CancelToken | None] = ContextVar("current", default=None)
 
+# The tool call in whose context we are, so that a thread that outlives its run can still be told apart.
+current_call: ContextVar[str | None] = ContextVar("current_call", default=None)
+
 
 def cancel_token() -> CancelToken:
     """The token of the run this code belongs to; outside of any run, one that is never cancelled."""

@@ -26,8 +26,13 @@ class ThreadWork(Protocol):
     def cancel(self) -> bool:
         """Take it back if it has not started; whether it could be."""
 
+    tool_call: str | None  # the tool call that it works for, if that is known
+
     def give_up(self) -> None:
         """Stop counting it against the threads of its executor."""
+
+    def add_done_callback(self, callback: "Callable[[Any], None]") -> None:
+        """Call ``callback`` with it, as the future of its result, once it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +118,16 @@ class Work:
         """End every process group (SIGKILL), one that is just being started included."""
         self._signal(signal.SIGKILL)
 
-    def give_up(self, on_idle: Callable[[], None] | None = None) -> Alive:
+    def give_up(
+        self,
+        on_idle: Callable[[], None] | None = None,
+        on_result: Callable[[str], None] | None = None,
+    ) -> Alive:
         """Count what lives as stragglers from now on, and give the places of its threads to others.
 
         What a straggler starts is a straggler, too. ``on_idle`` is called once, when the last one has
-        ended, wherever that happens (at once if there is none). Returns what was given up on.
+        ended, wherever that happens (at once if there is none); ``on_result`` with the tool call of each
+        thread that does come to a result. Returns what was given up on.
         """
         self.close_to_threads()
         with self._lock:
@@ -130,6 +140,8 @@ class Work:
         for item in given_up:
             if not isinstance(item, asyncio.Task | ProcessGroup):
                 item.give_up()
+                if on_result is not None and item.tool_call is not None:
+                    item.add_done_callback(_telling(on_result, item.tool_call))
         tell()
         return _count(given_up)
 
@@ -193,6 +205,14 @@ class Work:
         if self._given_up and not self._stragglers:
             on_idle, self._on_idle = self._on_idle, None
         return lambda: _tell(waiting, on_idle)
+
+
+def _telling(on_result: Callable[[str], None], tool_call: str) -> Callable[[Any], None]:
+    def ended(future: Any) -> None:
+        if not future.cancelled() and future.exception() is None:
+            on_result(tool_call)
+
+    return ended
 
 
 def _count(items: "set[ThreadWork | asyncio.Task[Any] | ProcessGroup] | list[Any]") -> Alive:

@@ -159,9 +159,8 @@ class Supervisor:
             await execution.run_to_its_end()
         finally:
             del self.executions[execution.run.id]
-            if execution.has_stragglers:
+            if execution.straggles(lambda: self.stragglers.discard(execution)):
                 self.stragglers.add(execution)
-                execution.on_stragglers_ended(lambda: self.stragglers.discard(execution))
             self._claim_wanted()
 
     async def _ended(self, seconds: float) -> None:

@@ -1,0 +1,84 @@
+"""Why a turn failed: a code, and a sentence for the person who reads it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.errors import GraphRecursionError, NodeCancelledError
+
+from runs.lifecycle import Error
+from runs.states import ErrorCode
+
+INTERNAL = Error(
+    ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
+)
+
+
+class Failures(BaseCallbackHandler):
+    """Remembers what broke in LLM calls and in tools, so that the error of a graph can be told apart.
+
+    The graph's own error may be another one, raised from these; an exception may say itself what it is by
+    an attribute ``error_code``.
+    """
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self._of_provider: list[BaseException] = []
+        self._of_tools: list[BaseException] = []
+
+    def on_llm_error(self, error: BaseException, **_: Any) -> None:
+        self._of_provider.append(error)
+
+    def on_tool_error(self, error: BaseException, **_: Any) -> None:
+        self._of_tools.append(error)
+
+    def explain(self, error: BaseException) -> Error:
+        """The Error of a run whose graph raised ``error``."""
+        if isinstance(error, GraphRecursionError):
+            limit = settings.RUNS_STEP_LIMIT
+            return Error(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
+        if isinstance(error, NodeCancelledError):
+            return Error(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
+        for cause in _causes(error):
+            if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
+                return Error(ErrorCode(code), _said(cause))
+            if any(cause is one for one in self._of_provider):
+                return Error(ErrorCode.PROVIDER, _of_provider(cause))
+            if any(cause is one for one in self._of_tools):
+                return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+        return INTERNAL
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _of_provider(error: BaseException) -> str:
+    """By the HTTP status where the client library tells it: its own words may quote keys and addresses."""
+    match getattr(error, "status_code", None):
+        case 401 | 403:
+            return "The model's provider refused the credentials of this server."
+        case 404:
+            return "The model's provider does not know the configured model."
+        case 408 | 504:
+            return "The model's provider did not answer in time."
+        case 429:
+            return "The model's provider is busy, or the quota there is used up. Try again later."
+        case int() as status if status >= 500:
+            return f"The model's provider had an error of its own ({status}). Try again later."
+        case int() as status:
+            return f"The model's provider refused the request ({status}): {_said(error)}"
+        case _:
+            return f"The connection to the model's provider failed: {_said(error)}"
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:299] + "…"

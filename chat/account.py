@@ -45,7 +45,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def change_password(request: HttpRequest) -> HttpResponse:
-    form = PasswordChangeForm(request.user, request.POST)
+    form = _PasswordForm(request.user, request.POST)
     if not form.is_valid():
         return _page(request, password_form=form, status=400)
     update_session_auth_hash(request, form.save())
@@ -75,9 +75,17 @@ def revoke_token(request: HttpRequest, token_id: int) -> HttpResponse:
     return redirect("account:overview")
 
 
+class _PasswordForm(PasswordChangeForm):
+    """Django's, without taking the focus: it is not what this page is for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["old_password"].widget.attrs["autofocus"]
+
+
 def _page(request: HttpRequest, *, status: int = 200, **context: Any) -> HttpResponse:
     shown = {
-        "password_form": PasswordChangeForm(request.user),
+        "password_form": _PasswordForm(request.user),
         "token_form": TokenForm(),
         "tokens": tokens.tokens_of(request.user),
         "now": timezone.now(),

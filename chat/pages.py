@@ -19,7 +19,7 @@ from django.templatetags.static import static
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from chat import session_list, transcript
+from chat import session_list, throttles, transcript
 from runs import operations
 from runs.errors import EngineError, NotFound
 from runs.operations import Actor, Data
@@ -68,7 +68,7 @@ def session(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 @page
 @require_GET
 def turns(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
-    """The turns as the page shows them, or one of them (``?run=``): what a script puts in place of streamed text."""
+    """The turns as the page shows them, or one (``?run=``): what a script puts in place of streamed text."""
     run_id = request.GET.get("run")
     if run_id is None:
         return render(request, "chat/turns.html", {"transcript": transcript.read(_user(request), session_id)})
@@ -103,7 +103,9 @@ def stop(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
-        return render(request, "chat/rename.html", {"session": operations.session_snapshot(_user(request), session_id)})
+        return render(
+            request, "chat/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
+        )
     operations.rename_session(_user(request), session_id, request.POST.get("title", "").strip())
     return _done(request, "chat:session", session_id=session_id)
 
@@ -112,7 +114,9 @@ def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def delete(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
-        return render(request, "chat/delete.html", {"session": operations.session_snapshot(_user(request), session_id)})
+        return render(
+            request, "chat/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
+        )
     async_to_sync(operations.delete_session)(_user(request), session_id)
     return _done(request, "chat:new")
 
@@ -134,12 +138,16 @@ def answer(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> Ht
     return _done(request, "chat:session", session_id=session_id)
 
 
-def _run_command(apply: Callable[[Actor, uuid.UUID, HttpRequest], Data]) -> View:
+def _run_command(
+    apply: Callable[[Actor, uuid.UUID, HttpRequest], Data], *, starts_turn: bool = False
+) -> View:
     @page
     @require_POST
     def view(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> HttpResponse:
         if operations.get_run(_user(request), run_id)["session"] != str(session_id):
             raise Http404
+        if starts_turn:
+            throttles.admit_turn(_user(request))
         apply(_user(request), run_id, request)
         return _done(request, "chat:session", session_id=session_id)
 
@@ -147,8 +155,10 @@ def _run_command(apply: Callable[[Actor, uuid.UUID, HttpRequest], Data]) -> View
 
 
 cancel_run = _run_command(lambda user, run_id, request: operations.cancel_run(user, run_id))
-resume = _run_command(lambda user, run_id, request: operations.resume(user, run_id))
-retry = _run_command(lambda user, run_id, request: operations.retry(user, run_id, request.POST.get("text")))
+resume = _run_command(lambda user, run_id, request: operations.resume(user, run_id), starts_turn=True)
+retry = _run_command(
+    lambda user, run_id, request: operations.retry(user, run_id, _text(request)), starts_turn=True
+)
 dismiss = _run_command(lambda user, run_id, request: operations.dismiss(user, run_id))
 
 
@@ -174,10 +184,16 @@ def _open_session(request: HttpRequest) -> str:
 
 
 def _start_turn(request: HttpRequest, session_id: uuid.UUID | str) -> Data:
-    text = request.POST.get("text", "").replace("\r\n", "\n")
-    return operations.start_turn(
-        _user(request), session_id, text, key=_request_id(request), multitask=Multitask.ENQUEUE
-    )
+    throttles.admit_turn(_user(request))
+    text = _text(request) or ""
+    key = _request_id(request)
+    return operations.start_turn(_user(request), session_id, text, key=key, multitask=Multitask.ENQUEUE)
+
+
+def _text(request: HttpRequest) -> str | None:
+    """What was written; a form sends each new line as two characters."""
+    text = request.POST.get("text")
+    return text.replace("\r\n", "\n") if text is not None else None
 
 
 def _chosen(posted: str, value: Any) -> Any:

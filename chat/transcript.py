@@ -1,7 +1,7 @@
 """A session's history in the shape the page shows it: turns, each with its messages and its ending."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from runs import operations
 from runs.models import Run
 from runs.operations import Actor, Data, Id
-from runs.states import RunStatus
+from runs.states import Resolution, RunStatus
 
 PAGE = 200  # messages on a page before the reader asks for all
 
@@ -43,7 +43,9 @@ class Turn:
     @property
     def uncertain(self) -> bool:
         """A tool of this turn started and left no result, so it may have done its work."""
-        return any(call["effect"] == "unknown" for message in self.messages for call in message["tool_calls"] or ())
+        return any(
+            call["effect"] == "unknown" for message in self.messages for call in message["tool_calls"] or ()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +53,20 @@ class Transcript:
     """A session, its turns, and the point from which a client follows on."""
 
     session: Data  # Session
-    turns: list[Turn]
-    latest: Data | None  # the latest Run
+    turns: list[Turn]  # of the runs that have left the queue
+    cursor: tuple[str, int] | None  # (run, seq) of the last event that is in the turns
     complete: bool  # False when older messages were left out
-
-    @property
-    def cursor(self) -> Data | None:
-        """The run whose events come next: what is active, else what came last."""
-        return self.session["active_run"] or self.latest
 
 
 def read(actor: Actor, session_id: Id, *, everything: bool = False) -> Transcript:
     """The session's transcript. Raises NotFound for what is unknown or somebody else's."""
     limit = None if everything else PAGE
     history = async_to_sync(operations.history)(actor, session_id, limit=limit)
-    messages = history["messages"]
-    turns = _turns(actor, session_id, messages, history["run"])
+    messages, latest = history["messages"], history["run"]
     return Transcript(
         session=history["session"],
-        turns=turns,
-        latest=history["run"],
+        turns=_turns(actor, session_id, messages, latest),
+        cursor=_cursor(latest),
         complete=limit is None or len(messages) < limit,
     )
 
@@ -88,23 +84,36 @@ def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
 
 def open_questions(run: Run) -> dict[str, Any]:
     """What a waiting run asks, by form field: ``{field: (question id, value)}``."""
-    return {f"answer-{number}": (asked["id"], asked["value"]) for number, asked in enumerate(run.questions or [])}
+    return {
+        f"answer-{number}": (asked["id"], asked["value"]) for number, asked in enumerate(run.questions or [])
+    }
 
 
-def _turns(actor: Actor, session_id: Id, messages: Iterable[Data], latest: Data | None) -> list[Turn]:
-    messages = list(messages)
-    shown = {message["run"] for message in messages}
-    if latest is not None and latest["status"] != RunStatus.QUEUED:
+def _cursor(latest: Data | None) -> tuple[str, int] | None:
+    if latest is None:
+        return None
+    # What is in the queue is no turn yet: all of its events are still to come.
+    return latest["id"], 0 if latest["position"] is None else latest["last_seq"]
+
+
+def _turns(actor: Actor, session_id: Id, messages: Sequence[Data], latest: Data | None) -> list[Turn]:
+    shown = {message["run"] for message in messages if message["run"]}
+    if latest is not None and latest["resolution"] != Resolution.RETRIED:
         shown.add(latest["id"])
-    rows = list(operations.runs_of(actor, session_id).filter(id__in=shown))
-    rows.sort(key=lambda row: row.position or 0)
+    runs = operations.runs_of(actor, session_id).filter(id__in=shown, position__isnull=False)
+    rows = list(runs.order_by("position"))
     represented = {run["id"]: run for run in operations.represent_runs(rows)}
     if latest is not None and latest["id"] in represented:
         represented[latest["id"]] = latest  # the one that was read together with the messages
     turns = {str(row.id): _turn(row, represented[str(row.id)], latest) for row in rows}
+    place = next(iter(turns.values()), None)
     for message in messages:
         if message["run"] in turns:
-            turns[message["run"]].messages.append(message)
+            place = turns[message["run"]]
+        elif message["run"] is not None:
+            continue  # still in the queue
+        if place is not None:
+            place.messages.append(message)
     return list(turns.values())
 
 
@@ -120,10 +129,13 @@ def _question(name: str, value: Any) -> Question:
     """A dict with a question and options becomes buttons, any other value text and a free field."""
     if isinstance(value, dict) and "question" in value:
         options = value.get("options")
-        return Question(name, str(value["question"]), [str(option) for option in options] if isinstance(options, list) else [])
+        return Question(
+            name,
+            str(value["question"]),
+            [str(option) for option in options] if isinstance(options, list) else [],
+        )
     return Question(name, value if isinstance(value, str) else _plain(value), [])
 
 
 def _plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=2)
-

@@ -50,7 +50,11 @@ def tokens(statistics: dict[str, Any]) -> str:
 @register.filter
 def one_line(value: Any) -> str:
     """A tool's arguments on one line, cut to what a card's head can hold."""
-    text = ", ".join(f"{key}: {_compact(item)}" for key, item in value.items()) if isinstance(value, dict) else _compact(value)
+    text = (
+        ", ".join(f"{key}: {_compact(item)}" for key, item in value.items())
+        if isinstance(value, dict)
+        else _compact(value)
+    )
     return text if len(text) <= 80 else text[:79] + "…"
 
 

@@ -29,6 +29,7 @@ export class Conversation {
     if (!this.id) return;
 
     this.cursor = { run: main.dataset.run, seq: Number(main.dataset.seq || 0) };
+    this.gaps = 0; // in a row
     this.updatedAt = main.dataset.updated;
     this.rendering = new Map(); // run → "busy" | "again"
     this.unsent = null; // the turn that was sent and not answered: {request_id, text, resolve, reject}
@@ -97,13 +98,13 @@ export class Conversation {
 
   #takeEvent(event) {
     const { run, seq } = this.cursor;
-    if (event.run === run) {
-      if (event.seq <= seq) return;
-      if (event.seq > seq + 1) return this.socket.reconnect();
-    } else {
-      if (this.transcript.turn(event.run) && event.seq > 1) return; // of a turn that is over
-      if (event.seq > 1) return this.socket.reconnect();
+    const isNext = event.run === run ? event.seq === seq + 1 : event.seq === 1;
+    if (!isNext) {
+      const isKnown = event.run === run ? event.seq <= seq : this.transcript.turn(event.run) !== null;
+      if (!isKnown) this.#repairGap();
+      return;
     }
+    this.gaps = 0;
     this.cursor = { run: event.run, seq: event.seq };
     this.transcript.apply(event);
     if (event.type === "run.queued") this.#dropQueued(event.run);
@@ -129,6 +130,13 @@ export class Conversation {
     document.title = `${title} · Turnkeeper`;
     byId("figures").textContent = figures(session.statistics);
     this.#showQueue(session);
+  }
+
+  /** Events are missing: come back with the cursor, and if that does not help, load the page anew. */
+  #repairGap() {
+    this.gaps += 1;
+    if (this.gaps < 3) this.socket.reconnect();
+    else this.#cursorRefused();
   }
 
   #cursorRefused() {

@@ -1,0 +1,18 @@
+"""The default agent, with tools that do what the product's own never do: block without listening."""
+
+from typing import Any
+
+from langgraph.graph.state import StateGraph
+
+from chat.agent import build
+from chat.model import chat_model
+from chat.titles import title_of_turn
+from chat.tools import TOOLS
+from runs.agents import agent
+from tests.fakes.tools import Marks, ask_tool, slow_sync_tool
+
+
+@agent(title="Assistant", generate_title=title_of_turn)
+def build_graph() -> StateGraph[Any]:
+    marks = Marks.from_environment()
+    return build(chat_model(), [*TOOLS, slow_sync_tool(marks), ask_tool(marks)])

@@ -61,8 +61,8 @@ def bind(host: str, port: int) -> socket.socket:
 class Server(daphne.server.Server):
     """Serves ``application`` on ``listener`` from when the engine is ready until it is told to leave.
 
-    On SIGTERM or SIGINT it stops listening, closes the sockets with 1012, drains the engine, ends the
-    responses that still stream, and returns. Whatever does not let go is left behind: ``drain_timeout``
+    On SIGTERM or SIGINT it stops listening, calls ``on_leaving``, closes the sockets with 1012, drains the
+    engine, ends the responses that still stream, and returns. Whatever does not let go is left behind: ``drain_timeout``
     seconds after the signal, or at a second SIGINT, the process is gone.
     """
 
@@ -74,6 +74,7 @@ class Server(daphne.server.Server):
         start_engine: Callable[[], Awaitable[Engine]],
         drain_timeout: float,
         on_listening: Callable[[int], None] = lambda port: None,
+        on_leaving: Callable[[], None] = lambda: None,
         patience: float = PATIENCE,
     ) -> None:
         super().__init__(
@@ -89,6 +90,7 @@ class Server(daphne.server.Server):
         self._start_engine = start_engine
         self._drain_timeout = drain_timeout
         self._on_listening = on_listening
+        self._on_leaving = on_leaving
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
         self._told_to_leave = asyncio.Event()
@@ -166,6 +168,7 @@ class Server(daphne.server.Server):
         seconds = max(0.0, until - self._loop.time() - min(1.0, self._drain_timeout / 5))
         leaving = asyncio.create_task(engine.leave(seconds), name="engine leaves")
         await asyncio.sleep(0)  # the engine refuses turns before the first client comes back
+        self._on_leaving()
         for protocol in list(self.connections):
             if isinstance(protocol, Socket):
                 protocol.leave()

@@ -8,6 +8,7 @@ from django.conf import settings
 from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from chat import presence
 from chat.server import CannotListen, Server, bind
 from chat.sole_server import AlreadyServed, sole_server
 from runs.worker import Supervisor
@@ -34,6 +35,7 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
                 start_engine=Supervisor.start,
                 drain_timeout=settings.RUNS_DRAIN_TIMEOUT,
                 on_listening=on_listening,
+                on_leaving=presence.leave,
             ).run()
     except (CannotListen, AlreadyServed) as error:
         raise CannotServe(str(error)) from None

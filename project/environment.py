@@ -17,7 +17,7 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 
 # Every variable that was asked for: the README's table is compared with it.
-names: list[str] = []
+names: set[str] = set()
 
 _ON = ("on", "true", "yes", "1")
 _OFF = ("off", "false", "no", "0")
@@ -25,7 +25,7 @@ _OFF = ("off", "false", "no", "0")
 
 def text(name: str, default: str = "") -> str:
     """The value as it is."""
-    names.append(name)
+    names.add(name)
     return os.environ.get(name, "").strip() or default
 
 

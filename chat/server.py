@@ -62,8 +62,8 @@ class Server(daphne.server.Server):
     """Serves ``application`` on ``listener`` from when the engine is ready until it is told to leave.
 
     On SIGTERM or SIGINT it stops listening, calls ``on_leaving``, closes the sockets with 1012, drains the
-    engine, ends the responses that still stream, and returns. Whatever does not let go is left behind: ``drain_timeout``
-    seconds after the signal, or at a second SIGINT, the process is gone.
+    engine, ends the responses that still stream, and returns. Whatever does not let go is left behind:
+    ``drain_timeout`` seconds after the signal, or at a second SIGINT, the process is gone.
     """
 
     def __init__(

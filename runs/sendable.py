@@ -285,7 +285,7 @@ def _result(
         text = f"This call {how} before it ran. It had no effect."
     else:
         text = f"This call {how} while it ran. It may have taken effect; its result is not known."
-    kwargs = mark(call.status if call else ToolStatus.CANCELLED)
+    kwargs = mark(ToolStatus.CANCELLED if call is None or call.is_open else call.status)
     return ToolMessage(
         text, tool_call_id=call_id, name=name, id=result_id, status="error", additional_kwargs=kwargs
     )

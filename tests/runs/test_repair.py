@@ -64,7 +64,7 @@ SCHEMAS = {"plain": Plain, "deltas": Deltas, "added": Added}
 SHAPES = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
 
 
-def asking(*calls: str, id: str = "a1", text: str = "", **fields: Any) -> AIMessage:
+def asking(*calls: str, id: str = "a1", text: str = "", **fields: Any) -> AIMessage:  # noqa: A002
     tool_calls = [{"name": "tool", "args": {"n": call}, "id": call} for call in calls]
     return AIMessage(text, id=id, tool_calls=tool_calls, **fields)
 
@@ -77,11 +77,11 @@ def user(number: int = 1) -> HumanMessage:
     return HumanMessage(f"question {number}", id=f"u{number}")
 
 
-def said(id: str, text: str = "", status: Any = "complete", calls: Any = (), **fields: Any) -> Message:
+def said(id: str, text: str = "", status: Any = "complete", calls: Any = (), **fields: Any) -> Message:  # noqa: A002
     return Message(id, "run", "assistant", text, status, AT, calls=list(calls), **fields)
 
 
-def called(id: str, message: str = "a1", **fields: Any) -> Call:
+def called(id: str, message: str = "a1", **fields: Any) -> Call:  # noqa: A002
     return Call(
         id,
         "tool",
@@ -100,6 +100,16 @@ def turn(number: int = 1, *messages: Message, status: RunStatus | None = RunStat
 
 def words(messages: list[BaseMessage]) -> list[tuple[str, str]]:
     return [(message.type, message.text) for message in messages]
+
+
+async def finished_tasks(graph: Any, wanted: int) -> None:
+    """Return once ``wanted`` tasks of the unfinished step have their writes pending."""
+    while True:
+        state = await graph.aget_state(CONFIG, subgraphs=True)
+        tasks = [*state.tasks, *(task for outer in state.tasks if outer.state for task in outer.state.tasks)]
+        if sum(bool(task.result) for task in tasks) >= wanted:
+            return
+        await asyncio.sleep(0)
 
 
 async def history(graph: Any) -> list[BaseMessage]:
@@ -178,9 +188,7 @@ class Agent:
     async def cut(self) -> None:
         async def until() -> None:
             await self.all_running.wait()
-            wanted = len(self.calls) - len(self.held)
-            while sum(bool(task.result) for task in (await self.graph.aget_state(CONFIG)).tasks) < wanted:
-                await asyncio.sleep(0)
+            await finished_tasks(self.graph, len(self.calls) - len(self.held))
 
         await cut(self.graph, {"messages": [user()], "notes": ["start"], "topic": "kept"}, until)
 
@@ -255,10 +263,10 @@ class Talker:
         self.is_cut = True
 
     async def agent(self, state: Any) -> Any:
-        if not self.is_cut:
-            return {"messages": [AIMessage("an answer")]}
-        self.speaking.set()
-        await asyncio.Event().wait()
+        if self.is_cut:
+            self.speaking.set()
+            await asyncio.Event().wait()
+        return {"messages": [AIMessage("an answer")]}
 
     async def cut(self, number: int = 1) -> None:
         self.speaking.clear()
@@ -437,12 +445,7 @@ async def test_a_node_that_waits_for_all_others_does_not_stay_ready():
         builder.add_edge(START, node)
         builder.add_edge(node, "last")
     talker.graph = builder.compile(checkpointer=InMemorySaver())
-
-    async def until() -> None:
-        while not any(task.result for task in (await talker.graph.aget_state(CONFIG)).tasks):
-            await asyncio.sleep(0)
-
-    await cut(talker.graph, {"messages": [user()]}, until)
+    await cut(talker.graph, {"messages": [user()]}, lambda: finished_tasks(talker.graph, 1))
     messages = await assert_repaired(talker.graph, [turn(1)])
     assert words(messages) == [("human", "question 1"), ("ai", "quick")]
 
@@ -481,11 +484,7 @@ async def test_a_nested_graph_is_repaired_with_the_graph(memory):
 
     async def until() -> None:
         await inner.all_running.wait()
-        while True:
-            state = await inner.graph.aget_state(CONFIG, subgraphs=True)
-            if sum(bool(task.result) for task in state.tasks[0].state.tasks) == 2:
-                return
-            await asyncio.sleep(0)
+        await finished_tasks(inner.graph, 2)
 
     await cut(inner.graph, {"messages": [user()], "notes": [], "topic": "kept"}, until)
     calls = [called(call, started=True) for call in inner.calls]
@@ -533,6 +532,22 @@ async def test_the_end_of_a_long_history_is_repaired_without_writing_it_anew():
     assert report.written
     assert not report.rewritten
     assert words(await history(talker.graph))[-2:] == [("human", "question 1"), ("ai", "half")]
+
+
+@pytest.mark.parametrize("schema", [Plain, Deltas], ids=["plain", "deltas"])
+async def test_results_that_stand_too_late_at_the_end_are_moved_without_writing_all_anew(schema):
+    talker = Talker(schema)
+    old: list[BaseMessage] = [user(), AIMessage("an answer", id="x"), user(2), asking("c1", "c2", "c3")]
+    await talker.graph.aupdate_state(
+        CONFIG, {"messages": [*old, result("c3"), result("c2")]}, as_node="agent"
+    )
+    report = await repair(talker.graph, SESSION, [turn(2)])
+    assert report.written
+    assert not report.rewritten
+    messages = await history(talker.graph)
+    assert unsendable(messages) is None
+    assert [message.tool_call_id for message in messages[4:7]] == ["c1", "c2", "c3"]
+    assert [message.text for message in messages[5:7]] == ["real c2", "real c3"]
 
 
 async def test_a_checkpoint_that_does_not_take_its_repair_is_reported():
@@ -614,6 +629,13 @@ def test_c19_a_broken_call_that_was_answered_stays_as_one_that_can_be_sent():
     assert messages[1].tool_calls == [{"type": "tool_call", "id": "c1", "name": "tool", "args": {}}]
     assert messages[2] == answer
     assert len(messages) == 4
+
+
+def test_a_call_that_the_log_still_holds_open_is_cancelled_since_nothing_runs_any_more():
+    calls = [called("c1", status=ToolStatus.RUNNING, effect=None, started=True)]
+    messages = sendable([user(), asking("c1")], [turn(1, said("a1", calls=calls), status=None)])
+    assert marked(messages[2]) == "cancelled"
+    assert "while it ran" in messages[2].text
 
 
 def test_results_go_to_the_nearest_message_when_ids_are_used_again():

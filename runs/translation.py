@@ -237,7 +237,7 @@ class Translator:
         data = {"message": message_id, "role": "assistant", "text": text, "tool_calls": calls, "usage": usage}
         self._emit(EventType.MESSAGE_COMPLETED, {**data, "status": status})
         self._count(message_count=1)
-        self._ends_with_text = bool(text.strip()) and not calls
+        self._ends_with_text = bool(text.strip())  # until a call of it gets its result
 
     def _result_told(self) -> None:
         self._ends_with_text = False

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, TypedDict
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -909,6 +910,73 @@ async def test_nothing_is_told_after_the_end():
     await execution.run(status=None)
     assert execution.recorder.events == told
     assert "llm_calls" not in execution.recorder.counts
+
+
+# Chunk by chunk: what a graph does only at an unlucky moment
+
+
+async def test_a_message_that_a_graph_gives_twice_is_told_once():
+    recorder = Recorder()
+    translator = Translator(recorder, run_id=RUN, known=Known(messages=frozenset({"before"})))
+    for message_id in ("before", "hand", "hand"):
+        translator.feed((), "messages", (AIMessage("Hi", id=message_id), {"langgraph_node": "node"}))
+    assert recorder.texts == ["Hi"]
+    assert recorder.counts["message_count"] == 1
+
+
+async def test_an_answer_that_was_whole_at_the_end_is_told_to_its_last_word():
+    """The model has ended, its node may have saved the message, and half of the chunks are in the queue."""
+    execution = Execution(agent(ScriptedModel(rounds=[words("one ", "two ", "three")])))
+    stream = execution.stream()
+    fed = False
+    async for chunk in stream:
+        if chunk[1] == "messages" and not fed:
+            execution.translator.feed(*chunk)
+            fed = True
+    execution.close(RunStatus.CANCELLED)
+    assert execution.recorder.texts == ["one two three"]
+    assert execution.recorder.of("message.completed")[0]["status"] == "complete"
+
+
+def asked_for(recorder: Recorder) -> Translator:
+    """A translator that has told of one call, c1, whose tool has begun."""
+    translator = Translator(recorder, run_id=RUN)
+    call = {"id": "c1", "name": "echo", "args": {}, "type": "tool_call"}
+    message = AIMessage("Let me.", id="m", tool_calls=[call])
+    translator.feed((), "messages", (message, {"langgraph_node": "agent"}))
+    translator.tool_began(UUID(int=1), "c1", "tools")
+    translator.feed((), "tools", {"event": "tool-started", "tool_call_id": "c1", "tool_name": "echo"})
+    return translator
+
+
+ERROR = {"event": "tool-error", "tool_call_id": "c1", "message": "not yet"}
+
+
+async def test_a_tool_cancelled_from_outside_is_not_told_as_failed():
+    recorder = Recorder()
+    translator = asked_for(recorder)
+    translator.tool_raised(UUID(int=1), asyncio.CancelledError(), True)
+    translator.feed((), "tools", {**ERROR, "message": ""})
+    translator.close(RunStatus.FAILED)
+    assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
+
+
+async def test_a_tool_cancelled_while_it_is_tried_again_has_an_unknown_effect():
+    recorder = Recorder()
+    translator = asked_for(recorder)
+    translator.tool_raised(UUID(int=1), ValueError("not yet"), False)
+    translator.feed((), "tools", ERROR)
+    translator.tool_began(UUID(int=2), "c1", "tools")
+    translator.feed((), "tools", {"event": "tool-started", "tool_call_id": "c1", "tool_name": "echo"})
+    translator.close(RunStatus.CANCELLED)
+    assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
+
+
+async def test_text_in_front_of_a_call_is_no_answer():
+    recorder = Recorder()
+    asked_for(recorder).close(RunStatus.CANCELLED)
+    assert recorder.texts == ["Let me.", "(Stopped before an answer was given.)"]
+    assert_log_is_sound(recorder)
 
 
 # Text that cannot be stored

@@ -1,0 +1,329 @@
+"""The default agent: tools, broken calls and empty answers."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import GraphRecursionError, NodeCancelledError
+from langgraph.types import Command
+
+from chat import answers
+from chat.agent import EmptyAnswer, TooManyBrokenCalls, build, build_graph
+from chat.demo_model import DemoModel
+from chat.tools import TOOLS
+from runs.agents import policy_of
+from runs.token import CancelToken, current
+from tests.fakes import (
+    Hold,
+    Marks,
+    Round,
+    Script,
+    ScriptedModel,
+    ScriptedProvider,
+    call,
+    calls,
+    say,
+    served_model,
+    spelled,
+    text,
+    tools,
+    unsendable,
+    words,
+)
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+ASK: Any = {"messages": [HumanMessage("go")]}
+
+
+@pytest.fixture
+def marks(tmp_path: Path) -> Marks:
+    return Marks(tmp_path / "marks")
+
+
+def agent(model: Any, marks: Marks) -> Any:
+    return build(model, tools(marks)).compile(checkpointer=InMemorySaver())
+
+
+async def run(model: Any, marks: Marks) -> list[Any]:
+    state = await agent(model, marks).ainvoke(ASK, CONFIG)
+    messages: list[Any] = state["messages"]
+    assert unsendable(messages) is None
+    return messages
+
+
+def results(messages: list[Any]) -> list[ToolMessage]:
+    return [message for message in messages if isinstance(message, ToolMessage)]
+
+
+async def test_the_agent_answers(marks: Marks) -> None:
+    messages = await run(ScriptedModel(say("Hello there.")), marks)
+    assert [message.type for message in messages] == ["human", "ai"]
+    assert messages[1].content == "Hello there."
+    assert all(message.id for message in messages)
+
+
+async def test_the_prompt_is_sent_and_not_stored(marks: Marks) -> None:
+    model = ScriptedModel(say("Hello."))
+    messages = await run(model, marks)
+    assert model.calls[0].messages[0]["role"] == "system"
+    assert "system" not in {message.type for message in messages}
+
+
+async def test_calls_of_one_message_run_side_by_side_and_answer_in_their_order(marks: Marks) -> None:
+    model = ScriptedModel(
+        calls(("slow_async", {"seconds": 0.2}), ("mark", {"x": "1"}), ("mark", {"x": "2"})), say("done")
+    )
+    messages = await run(model, marks)
+    assert [result.content for result in results(messages)] == ["awaited 0.2 s", "marked 1", "marked 2"]
+    assert marks.read()[-1] == "slow_async ended"
+    assert [message["role"] for message in model.calls[1].messages[2:]] == [
+        "assistant",
+        "tool",
+        "tool",
+        "tool",
+    ]
+
+
+async def test_finished_calls_survive_a_cancel_of_their_siblings(marks: Marks) -> None:
+    graph = agent(
+        ScriptedModel(calls(("mark", {"x": "1"}), ("slow_async", {"seconds": 60})), say("done")), marks
+    )
+    turn = asyncio.create_task(graph.ainvoke(ASK, CONFIG))
+    await marks.seen("1")
+    await marks.seen("slow_async started")
+    await asyncio.sleep(0)
+    turn.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await turn
+    state = await graph.aget_state(CONFIG)
+    assert [result.content for result in results(state.values["messages"])] == ["marked 1"]
+
+
+async def test_a_tool_that_raises_tells_the_model(marks: Marks) -> None:
+    model = ScriptedModel(call("boom", message="out of paper"), say("sorry"))
+    [result] = results(await run(model, marks))
+    assert result.status == "error"
+    assert "out of paper" in result.text
+
+
+async def test_a_tool_called_with_wrong_fields_tells_the_model(marks: Marks) -> None:
+    [result] = results(await run(ScriptedModel(call("slow_async", seconds="many"), say("sorry")), marks))
+    assert result.status == "error"
+    assert "seconds" in result.text
+
+
+async def test_a_tool_that_cancels_itself_has_failed_and_the_turn_goes_on(marks: Marks) -> None:
+    messages = await run(ScriptedModel(call("cancelling"), say("sorry")), marks)
+    assert results(messages)[0].status == "error"
+    assert messages[-1].content == "sorry"
+
+
+async def test_a_tool_that_is_cancelled_with_its_run_is_no_failed_tool(marks: Marks) -> None:
+    token = CancelToken()
+    current.set(token)
+    model = ScriptedModel(call("cancelling"), say("sorry"))
+    graph = agent(model, marks)
+    token.cancel()
+    with pytest.raises((asyncio.CancelledError, NodeCancelledError)):
+        await graph.ainvoke(ASK, CONFIG)
+    assert len(model.calls) == 1
+    assert results((await graph.aget_state(CONFIG)).values["messages"]) == []
+
+
+async def test_a_tool_asks_and_gets_the_answer(marks: Marks) -> None:
+    graph = agent(ScriptedModel(call("ask", question="Sure?"), say("fine")), marks)
+    state = await graph.ainvoke(ASK, CONFIG)
+    [asked] = state["__interrupt__"]
+    assert asked.value == {"question": "Sure?", "options": ["Yes", "No"]}
+    state = await graph.ainvoke(Command(resume={asked.id: "Yes"}), CONFIG)
+    assert results(state["messages"])[0].content == "The user answered Yes."
+
+
+BROKEN = {
+    "no JSON": ("mark", '{"x": '),
+    "cut in a string": ("mark", '{"x": "1'),
+    "cut so that it looks complete": ("mark", '{"x": "1"'),
+    "a list": ("mark", '["1"]'),
+    "a number": ("mark", "1"),
+    "null": ("mark", "null"),
+    "unknown tool": ("no_such_tool", {"x": "1"}),
+    "a name that no provider takes": ("no such tool!", {"x": "1"}),
+    "no name": ("", {"x": "1"}),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_c19_a_broken_call_is_not_run_and_the_model_tries_again(kind: str, marks: Marks) -> None:
+    model = ScriptedModel(calls(BROKEN[kind]), call("mark", x="2"), say("done"))
+    messages = await run(model, marks)
+    asked, result = messages[1], messages[2]
+    assert asked.invalid_tool_calls == []
+    assert [item["args"] for item in asked.tool_calls] == [{}]
+    assert (result.tool_call_id, result.status) == (asked.tool_calls[0]["id"], "error")
+    assert "was not run" in result.content
+    assert model.calls[1].messages[-1]["content"] == result.content
+    assert marks.read() == ["2"]
+    assert messages[-1].content == "done"
+
+
+async def test_c19_good_siblings_of_a_broken_call_run(marks: Marks) -> None:
+    model = ScriptedModel(calls(("mark", {"x": "1"}), ("mark", "{x"), ("mark", {"x": "3"})), say("done"))
+    messages = await run(model, marks)
+    assert sorted(marks.read()) == ["1", "3"]
+    assert {result.status for result in results(messages)} == {"success", "error"}
+    assert {result.tool_call_id for result in results(messages)} == {c["id"] for c in messages[1].tool_calls}
+
+
+async def test_c19_three_broken_rounds_in_a_row_fail_with_a_sentence(marks: Marks) -> None:
+    model = ScriptedModel(*(calls(("mark", "{x")) for _ in range(4)))
+    graph = agent(model, marks)
+    with pytest.raises(TooManyBrokenCalls, match="could not be read") as failure:
+        await graph.ainvoke(ASK, CONFIG)
+    assert failure.value.error_code == "tool"
+    assert len(model.calls) == 3
+    messages = (await graph.aget_state(CONFIG)).values["messages"]
+    assert unsendable(messages) is None
+    assert len(results(messages)) == 3
+
+
+async def test_c19_broken_rounds_are_counted_in_a_row_only(marks: Marks) -> None:
+    broken = [calls(("mark", "{x")), calls(("mark", "{x"))]
+    model = ScriptedModel(*broken, call("mark", x="1"), *broken, call("mark", x="2"), say("done"))
+    assert (await run(model, marks))[-1].content == "done"
+    assert marks.read() == ["1", "2"]
+
+
+async def test_c19_the_same_over_http_with_a_strict_provider(
+    marks: Marks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(
+        calls(("mark", {"x": "1"}), ("mark", '{"x": "2'), ("no_such_tool", {})),
+        call("mark", x="4"),
+        say("done"),
+    )
+    async with ScriptedProvider(script) as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        messages = await run(served_model(), marks)
+        assert [seen.outcome for seen in provider.calls] == ["completed"] * 3
+        assert set(provider.calls[0].tools) == {tool.name for tool in tools(marks)}
+    assert messages[-1].content == "done"
+    assert marks.read() == ["1", "4"]
+
+
+async def test_calls_without_id_or_with_one_that_was_used_get_ids_of_their_own(marks: Marks) -> None:
+    again = Round(
+        spelled("mark", {"x": "1"}, id="call_0"),
+        spelled("mark", {"x": "2"}, id="call_0", index=1),
+        fresh=False,
+    )
+    messages = await run(ScriptedModel(again, again, say("done")), marks)
+    ids = [result.tool_call_id for result in results(messages)]
+    assert len(set(ids)) == 4
+    assert ids[0] == "call_0"
+    assert sorted(marks.read()) == ["1", "1", "2", "2"]
+
+
+async def test_c09_a_call_cut_while_it_is_spelled_out_is_never_run(marks: Marks) -> None:
+    spelling = spelled("mark", {"x": "12345678"}, names=2, pieces=6)
+    for cut in range(1, len(spelling)):
+        model = ScriptedModel(Round(words("Let me see."), spelling[:cut], Hold("cut")))
+        graph = agent(model, marks)
+        turn = asyncio.create_task(graph.ainvoke(ASK, CONFIG))
+        await model.script.gate("cut").reached()
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        messages = (await graph.aget_state(CONFIG)).values["messages"]
+        assert [message.type for message in messages] == ["human"]
+    assert marks.read() == []
+
+
+async def test_c09_an_answer_that_ends_in_the_middle_of_a_call_does_not_run_it(marks: Marks) -> None:
+    """A provider that reaches its token limit ends the stream there, with a call half spelled."""
+    spelling = spelled("mark", {"x": "12345678"}, names=2, pieces=6)
+    for cut in range(1, len(spelling)):
+        messages = await run(ScriptedModel(Round(text("Let me see."), spelling[:cut]), say("done")), marks)
+        assert messages[-1].content == "done"
+    # What is left of the name alone names no tool, and a name without arguments lacks the field.
+    assert marks.read() == []
+
+
+@pytest.mark.parametrize("empty", [Round(), say(" "), Round(text("\n\n"))])
+async def test_an_empty_answer_is_asked_for_again(empty: Round, marks: Marks) -> None:
+    model = ScriptedModel(empty, say("Here I am."))
+    messages = await run(model, marks)
+    assert [message.content for message in messages] == ["go", "Here I am."]
+    assert len(model.calls) == 2
+
+
+async def test_two_empty_answers_are_a_failure_with_a_sentence(marks: Marks) -> None:
+    with pytest.raises(EmptyAnswer, match="empty answer") as failure:
+        await run(ScriptedModel(Round(), Round()), marks)
+    assert failure.value.error_code == "provider"
+
+
+async def test_c30_a_model_that_never_stops_calling_meets_the_step_limit(marks: Marks) -> None:
+    graph = agent(ScriptedModel(script=Script(default=call("mark", x="1"))), marks)
+    with pytest.raises(GraphRecursionError):
+        await graph.ainvoke(ASK, {**CONFIG, "recursion_limit": 7})
+    messages = (await graph.aget_state(CONFIG)).values["messages"]
+    assert len(results(messages)) == len(marks.read()) == 3
+
+
+async def test_blocks_of_a_provider_do_not_contradict_repaired_calls(marks: Marks) -> None:
+    """Some providers repeat the calls among the blocks of the content."""
+    whole = AIMessageChunk(
+        content=[
+            {"type": "text", "text": "Let me see."},
+            {"type": "tool_use", "id": "a", "name": "mark", "input": "{x"},
+        ],
+        tool_call_chunks=[{"name": "mark", "args": "{x", "id": "a", "index": 0, "type": "tool_call_chunk"}],
+        id="message",
+        usage_metadata={"input_tokens": 1, "output_tokens": 2, "total_tokens": 3},
+    )
+    answer = answers.read(whole, {"mark"}, set())
+    assert isinstance(answer.message, AIMessage)
+    assert (answer.message.content, answer.message.id) == ("Let me see.", "message")
+    assert answer.message.usage_metadata == whole.usage_metadata
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "runs"),
+    [("", "length", 0), ("", "max_tokens", 0), ("", "stop", 1), ("{}", "length", 1)],
+)
+def test_c09_a_call_that_the_token_limit_cut_before_its_arguments_is_broken(
+    arguments: str, reason: str, runs: int
+) -> None:
+    """A tool that needs no arguments would otherwise run without those the model was about to give."""
+    whole = AIMessageChunk(
+        content="",
+        tool_call_chunks=[
+            {"name": "mark", "args": arguments, "id": "a", "index": 0, "type": "tool_call_chunk"}
+        ],
+        response_metadata={"finish_reason": reason},
+    )
+    answer = answers.read(whole, {"mark"}, set())
+    assert len(answer.errors) == 1 - runs
+
+
+async def test_the_configured_agent_uses_the_demo_model_and_says_what_it_is(marks: Marks) -> None:
+    policy = policy_of("assistant")
+    assert policy.title
+    assert "calculate" in policy.idempotent_tools
+    assert "keep_note" not in policy.idempotent_tools
+    graph = build_graph().compile()
+    assert {"llm_call", "tool_node"} <= set(graph.nodes)
+
+
+async def test_the_demo_model_drives_the_agent_s_own_tools() -> None:
+    graph = build(DemoModel(words_per_second=10_000), TOOLS).compile(checkpointer=InMemorySaver())
+    state = await graph.ainvoke(
+        {"messages": [HumanMessage("Calculate 6 * 7, count primes up to 100 and wait 0.01 seconds")]}, CONFIG
+    )
+    assert unsendable(state["messages"]) is None
+    answer = state["messages"][-1].content
+    for piece in ("**42**", "25 prime numbers", "Waited for 0.01 seconds"):
+        assert piece in answer

@@ -4,9 +4,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from django.conf import settings
+from langgraph.channels import DeltaChannel
+from langgraph.constants import START
+from langgraph.graph.message import _messages_delta_reducer
 from langgraph.graph.state import StateGraph
 from langgraph.pregel import Pregel
 
@@ -65,6 +68,28 @@ def load(name: str) -> Agent:
     """The agent of that name. Raises AgentMismatch when it is not configured."""
     _function(name)
     return _load(name, settings.AGENTS[name])
+
+
+def for_reading(name: str) -> Agent:
+    """The agent of that name; when it is not configured any more, one that can read messages and no more."""
+    try:
+        return load(name)
+    except AgentMismatch:
+        return _reader()
+
+
+@cache
+def _reader() -> Agent:
+    graph: StateGraph[Any, Any, Any, Any] = StateGraph(_Messages)
+    graph.add_node("nothing", lambda state: None)
+    graph.add_edge(START, "nothing")
+    return Agent("", Policy(), graph.compile())
+
+
+class _Messages(TypedDict):
+    """Reads what any reducer has stored: this kind of channel takes a plain list as well as deltas."""
+
+    messages: Annotated[list[Any], DeltaChannel(_messages_delta_reducer)]
 
 
 def _function(name: str) -> BuildGraph:

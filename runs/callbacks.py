@@ -17,7 +17,6 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langgraph.constants import TAG_NOSTREAM
 
-from runs.token import current_call
 from runs.usage import estimate_input, output_length
 
 
@@ -108,7 +107,6 @@ class CallbackRelay(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         call_id = kwargs.get("tool_call_id") or str(run_id)  # as the tools mode of the stream names it
-        current_call.set(call_id)
         self._tell(self._listener.tool_began, run_id, call_id, (metadata or {}).get("langgraph_node"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:

@@ -25,6 +25,7 @@ from runs.database import in_thread
 from runs.errors import AgentMismatch, Fenced
 from runs.events import EventWriter
 from runs.failures import INTERNAL, Failures
+from runs.late_results import LateResults
 from runs.lifecycle import Error, Result
 from runs.models import Run
 from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
@@ -73,6 +74,7 @@ class Execution:
         self._log = writer.open(run)
         self._control = RunControl()
         self._failures = Failures()
+        self._results = LateResults(self._later(self._result_came))
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self._gave_up = False
@@ -157,7 +159,7 @@ class Execution:
         config = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
-            "callbacks": [*self._translator.callbacks, self._failures],
+            "callbacks": [*self._translator.callbacks, self._failures, self._results],
         }
         chunks = self._graph.astream(
             given,
@@ -218,7 +220,7 @@ class Execution:
             work.kill_processes()
             if not await work.ended(_AFTER_KILL):
                 self._gave_up = True
-                work.give_up(self._later(self._stragglers_ended), self._later(self._straggler_has_result))
+                work.give_up(self._later(self._stragglers_ended), self._later(self._result_came))
 
     def _later(self, callback: Callable[..., None]) -> Callable[..., None]:
         """``callback`` on the loop, called from whatever thread a straggler ends in."""
@@ -233,8 +235,10 @@ class Execution:
     def _stragglers_ended(self) -> None:
         self._on_stragglers_ended()
 
-    def _straggler_has_result(self, call_id: str) -> None:
-        """What could not be known is known now: that the tool's work was done. Nothing else changes."""
+    def _result_came(self, call_id: str) -> None:
+        """Of what was given up on it is known now that its work was done. Nothing else changes."""
+        if not self._gave_up:
+            return
         task = asyncio.create_task(self._note_effect(call_id), name=f"effect of {call_id}")
         self._notes.add(task)
         task.add_done_callback(self._notes.discard)

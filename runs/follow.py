@@ -150,27 +150,26 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncIterator[Event
         seq, behind = after, True
         while True:
             while behind:
-                page = await in_thread(_read_run, run_id, seq)
+                page, over = await in_thread(_read_run, run_id, seq)
                 for event in page:
                     seq = event.seq
                     yield event
-                    if event.terminal:
-                        return
+                if over:
+                    return
                 behind = len(page) == PAGE
             for message in await feed.take():
-                if message["kind"] == "events" and message["run"] == str(run_id):
-                    for _, event in _decode(message):
-                        if event.seq == seq + 1:
-                            seq = event.seq
-                            yield event
-                            if event.terminal:
-                                return
-                        elif event.seq > seq:
-                            behind = True
-            if feed.gone or (feed.lost or feed.state is not None):
+                if message["kind"] != "events" or message["run"] != str(run_id):
+                    continue
+                for _, event in _decode(message):
+                    if event.seq == seq + 1:
+                        seq = event.seq
+                        yield event
+                        if event.terminal:
+                            return
+                    elif event.seq > seq:
+                        behind = True
+            if feed.lost or feed.gone or feed.state is not None:
                 feed.lost, feed.state, behind = False, None, True
-            if feed.gone and not await in_thread(Run.objects.filter(id=run_id).exists):
-                return
 
 
 async def user(user_id: Any) -> AsyncIterator[Item]:
@@ -267,9 +266,15 @@ def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
     return page
 
 
-def _read_run(run_id: UUID, after: int) -> list[Event]:
+def _read_run(run_id: UUID, after: int) -> tuple[list[Event], bool]:
+    """The next events of a run, and whether they are its last: it has ended, or it is gone."""
+    run = Run.objects.filter(id=run_id).first()
     rows = RunEvent.objects.filter(run=run_id, seq__gt=after).order_by("seq")
-    return [_event(row) for row in rows.values_list("run_id", "seq", "type", "data", "at")[:PAGE]]
+    page = [_event(row) for row in rows.values_list("run_id", "seq", "type", "data", "at")[:PAGE]]
+    if run is None:
+        return page, True
+    at = page[-1].seq if page else after
+    return page, run.is_terminal and at >= run.last_seq
 
 
 def _event(row: Sequence[Any]) -> Event:

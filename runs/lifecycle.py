@@ -271,15 +271,22 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
 def request_session_cancel(
     session_id: UUID, *, source: str, reason: str, requested_by: Any
 ) -> Cancellation | None:
-    """Cancel the active run and every run queued now; the operation of the first in line, None if there is none."""
-    operations = []
+    """Cancel the active run and every run queued now; the operation of the first in line.
+
+    When nothing is active and the latest run was cancelled, this request came late for that operation and
+    gets its result; else None.
+    """
+    operations: list[Cancellation | None] = []
     with locked_session(session_id) as session:
         active = Run.objects.filter(session=session, status__in=ACTIVE).order_by("position", "line")
         # SQLite and PostgreSQL sort nulls differently: those that left the queue come first.
         for run in sorted(active, key=lambda run: run.status == RunStatus.QUEUED):
             operation = request_cancel(run.id, source=source, reason=reason, requested_by=requested_by)
             operations.append(operation)
-    return operations[0] if operations else None
+        if not operations:
+            latest = Cancellation.objects.filter(run__session=session, run__position=session.last_position)
+            operations.append(latest.filter(run__status=RunStatus.CANCELLED).order_by("-accepted_at").first())
+    return operations[0]
 
 
 def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:

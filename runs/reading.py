@@ -12,11 +12,13 @@ from runs.worker import process_checkpoints
 
 async def history(session: Session, *, limit: int | None, before: str | None) -> dict[str, Any]:
     """``{"session", "messages", "run"}`` as of one moment. Raises NotFound, Invalid."""
-    agent = await in_thread(agents.load, session.agent)
+    agent = await in_thread(agents.for_reading, session.agent)
     async with process_checkpoints() as checkpoints:
         graph = agent.graph_on(checkpoints.reader())
         read = await histories.read(graph, session, limit=limit, before=before)
     snapshot, run = await in_thread(_around, session.id, read["run_id"])
+    if run is not None:
+        run["last_seq"] = read["last_seq"]  # as far as the messages go; who follows on misses nothing
     return {"session": snapshot, "messages": read["messages"], "run": run}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import generate_from_stream
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
@@ -88,6 +88,15 @@ class DemoModel(BaseChatModel):
     ) -> ChatResult:
         return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
 
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+
 
 def _reply(messages: Sequence[BaseMessage], offered: Sequence[str]) -> Iterator[AIMessageChunk]:
     """The chunks of the answer: words, then the pieces of tool calls, then the usage."""
@@ -144,9 +153,9 @@ _SPOKEN = (
     (re.compile(r"(?<=\d)\s+minus\s+(?=[\d(-])"), " - "),
     (re.compile(r"(?<=\d)\s+divided by\s+(?=[\d(-])"), " / "),
 )
-_ARITHMETIC = re.compile(
-    r"(?:sqrt|[(\s-])*\d[\d.,]*[\s)]*(?:(?:\*\*|//|[-+*/%^\u00d7\u00f7])[\s(]*(?:-|sqrt\s*\()?[\s(]*\d[\d.,]*[\s)]*)+"
-)
+_OPEN, _CLOSE, _DIGITS = r"(?:sqrt|[(\s-]){0,12}", r"[\s)]{0,12}", r"\d[\d.,]*"
+_SIGN = r"(?:\*\*|//|[-+*/%^\u00d7\u00f7])"
+_ARITHMETIC = re.compile(f"{_OPEN}{_DIGITS}{_CLOSE}(?:{_SIGN}{_OPEN}{_DIGITS}{_CLOSE})+")
 _ROOT = re.compile(r"sqrt\s*\(\s*\d[\d.]*\s*\)")
 _WAIT = re.compile(
     r"\b(?:wait|pause|sleep)\b(?:\D{0,20}?(\d+(?:\.\d+)?)\s*(m(?:in(?:ute)?s?)?\b)?)?", re.IGNORECASE
@@ -170,7 +179,7 @@ def _note(wish: str) -> Iterator[_Call]:
 
 def _waiting(wish: str) -> Iterator[_Call]:
     for match in _WAIT.finditer(wish):
-        seconds = min(float(match[1] or 5) * (60 if match[2] else 1), 100)
+        seconds = min(float(match[1] or 5) * (60 if match[2] else 1), 100.0)
         yield _Call("wait", {"seconds": int(seconds) if seconds.is_integer() else seconds})
 
 

@@ -109,7 +109,7 @@ async def test_inputs_out_of_bounds_are_refused(name: str, arguments: dict[str, 
 
 
 async def results_of(asked: Any, answer: Any = None) -> list[ToolMessage]:
-    """The results of a round of calls, through the agent; ``answer`` answers the question, if there is one."""
+    """The results of a round of calls, through the agent; ``answer`` answers the question, if any."""
     graph = build(ScriptedModel(asked, say("done")), TOOLS).compile(checkpointer=InMemorySaver())
     state = await graph.ainvoke({"messages": [HumanMessage("go")]}, CONFIG)
     if answer is not None:

@@ -1,14 +1,13 @@
 """The in-process twin of the scripted provider: the same scripts and ledger, without HTTP."""
 
 import asyncio
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import generate_from_stream
+from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, convert_to_openai_messages
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
@@ -136,7 +135,7 @@ class ScriptedModel(BaseChatModel):
                         gate.arrive()
                         gate.wait_opened()
                     case Silence():
-                        threading.Event().wait()
+                        self.script.gate("silence").wait_opened()  # a thread must not outlive its test
                     case _:
                         _raise_failure(step)
                         time.sleep(getattr(step, "delay", 0))
@@ -162,6 +161,15 @@ class ScriptedModel(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
 
 def _raise_failure(step: Step) -> None:

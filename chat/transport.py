@@ -125,7 +125,8 @@ class Request(WebRequest):
 
     def leave(self) -> None:
         """The server goes: end the response in good order, so that the client comes back; then disconnect."""
-        is_answering = self.application_queue is not None and self.channel is not None and not self.finished
+        # In this order: a finished request has no channel to ask for.
+        is_answering = self.application_queue is not None and not self.finished and self.channel is not None
         if is_answering and self._response_started:
             self.finish()
         elif is_answering:

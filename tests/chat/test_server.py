@@ -206,6 +206,7 @@ def test_line_41_it_leaves_in_good_order(serve, number):
     ):
         half_open.sendall(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\nonly half of it")
         assert stream.recv(10) == b"HTTP/1.1 2"
+        server.get()  # is answered, but not forgotten yet
         server.process.send_signal(number)
 
         with pytest.raises(ConnectionClosed) as closed:
@@ -215,7 +216,9 @@ def test_line_41_it_leaves_in_good_order(serve, number):
         response = b""
         while data := stream.recv(4096):
             response += data
-        assert response.endswith(b"0\r\n\r\n"), "the stream ends as a whole one, so that its reader comes back"
+        assert response.endswith(b"0\r\n\r\n"), (
+            "the stream ends as a whole one, so that its reader comes back"
+        )
 
     assert server.wait() == 0
     out, errors = server.process.communicate()
@@ -263,5 +266,7 @@ def test_a_port_in_use_is_a_sentence():
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: Address already in use\.$"):
+        with pytest.raises(
+            CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: Address already in use\.$"
+        ):
             bind("127.0.0.1", port)

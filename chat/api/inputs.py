@@ -3,6 +3,7 @@ talk to older servers. A NUL character or a lone surrogate anywhere in a text is
 neither can be stored, and to drop them silently would change what somebody wrote.
 """
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,14 @@ class Text(serializers.CharField):
         if not self.allow_blank and not data.strip():
             self.fail("only_spaces")
         return data
+
+
+class Choice(serializers.ChoiceField):
+    """One of some words. What else was sent is not repeated in the error, since it may be unprintable."""
+
+    def __init__(self, choices: Sequence[str], **kwargs: Any) -> None:
+        messages = {"invalid_choice": f"This must be one of: {', '.join(choices)}."}
+        super().__init__(choices, error_messages=messages, **kwargs)
 
 
 class Uuid(Text):
@@ -93,10 +102,10 @@ class NewTurn(Input):
     """A turn to be started."""
 
     input = Text()
-    on_disconnect = serializers.ChoiceField(OnDisconnect.values, required=False)
-    multitask = serializers.ChoiceField(Multitask.values, required=False)
+    on_disconnect = Choice(OnDisconnect.values, required=False)
+    multitask = Choice(Multitask.values, required=False)
     stream_modes = serializers.ListField(
-        child=serializers.ChoiceField(["updates", "custom"]), required=False, max_length=2
+        child=Choice(["updates", "custom"]), required=False, max_length=2
     )
 
 
@@ -134,8 +143,8 @@ class SessionFilter(Input):
     """Which sessions to list."""
 
     search = Text(required=False, allow_blank=True, max_length=200)
-    status = serializers.ChoiceField(SessionStatus.values, required=False, allow_blank=True)
-    origin = serializers.ChoiceField(Origin.values, required=False, allow_blank=True)
+    status = Choice(SessionStatus.values, required=False, allow_blank=True)
+    origin = Choice(Origin.values, required=False, allow_blank=True)
 
 
 class HistoryFilter(Input):
@@ -143,7 +152,7 @@ class HistoryFilter(Input):
 
     limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
     before = Text(required=False, max_length=200)
-    render = serializers.ChoiceField(["html"], required=False)
+    render = Choice(["html"], required=False)
 
 
 class EventsFilter(Input):
@@ -170,7 +179,7 @@ class TurnFrame(NewTurn):
     """``turn.start``. A socket never counts as the connection that streams the answer, so no ``cancel``."""
 
     request_id = Uuid()
-    on_disconnect = serializers.ChoiceField([OnDisconnect.CONTINUE.value], required=False)
+    on_disconnect = Choice([OnDisconnect.CONTINUE.value], required=False)
 
 
 class SessionFrame(Cancel):

@@ -2,7 +2,6 @@
 
 import json
 from typing import Any
-from uuid import uuid4
 
 from django.test import Client
 from django.utils import timezone
@@ -12,7 +11,7 @@ from runs import operations
 from runs.models import Run
 from runs.states import TERMINAL, ErrorCode, RunStatus
 
-UNKNOWN = str(uuid4())
+UNKNOWN = "5c5b2f6e-7d0e-4a53-9d0b-000000000000"  # the same in every process that collects the tests
 
 
 class Program:

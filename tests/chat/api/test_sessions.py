@@ -1,0 +1,154 @@
+"""Sessions over REST: opened, listed in pages, filtered, renamed, deleted, and their history."""
+
+import pytest
+
+from runs import operations
+from runs.database import in_thread
+from runs.models import Run, Session
+from runs.states import Origin, RunStatus
+from tests.chat.api.programs import a_run, error_of, message_of, open_session
+from tests.chat.live import call, eventually
+from tests.fakes import call as tool_call
+from tests.fakes import say
+
+SESSION = {
+    "id", "title", "agent", "origin", "status", "active_run", "queued", "created_at", "updated_at",
+    "cancellation_pending", "cancellation_revision", "statistics",
+}  # fmt: skip
+
+
+def test_a_session_is_opened_and_read(as_alice):
+    opened = as_alice.post("sessions/", {"title": "Plans", "agent": "assistant"})
+    assert opened.status_code == 201
+    session = opened.json()
+    assert set(session) == SESSION
+    assert (session["title"], session["agent"], session["status"]) == ("Plans", "assistant", "idle")
+    assert (session["cancellation_pending"], session["cancellation_revision"]) == (False, 0)
+    assert opened["Location"] == f"/api/sessions/{session['id']}/"
+    assert as_alice.get(f"sessions/{session['id']}/").json() == session
+
+
+@pytest.mark.parametrize("fields", [{"agent": "nobody"}, {"title": "x" * 201}, {"title": 5}, {"agent": None}])
+def test_a_session_that_cannot_be_is_refused(as_alice, fields):
+    response = as_alice.post("sessions/", fields)
+    assert error_of(response) == (400, "invalid")
+    assert next(iter(fields)) in message_of(response).lower()
+    assert not Session.objects.exists()
+
+
+def test_the_list_comes_in_pages_that_lead_on_and_back(alice, as_alice):
+    opened = [open_session(alice, title=f"{number}") for number in range(5)]
+    first = as_alice.get("sessions/?limit=2").json()
+    assert set(first) == {"results", "next", "previous"}
+    assert first["previous"] is None
+    seen, page = [], first
+    while True:
+        seen += [session["id"] for session in page["results"]]
+        if page["next"] is None:
+            break
+        page = as_alice.get(page["next"].split("/api/")[1]).json()
+    assert seen == list(reversed(opened))
+    back = as_alice.get(page["previous"].split("/api/")[1]).json()
+    assert [session["id"] for session in back["results"]] == seen[2:4]
+
+
+@pytest.mark.parametrize(
+    "query", ["cursor=nonsense", "cursor=cD1ub3RpbWU%3D", "cursor=cD0%3D", "cursor=%C3%BC"]
+)
+def test_a_cursor_of_somebody_elses_make_is_invalid(alice, as_alice, query):
+    open_session(alice)
+    assert error_of(as_alice.get(f"sessions/?{query}")) == (400, "invalid")
+
+
+def test_the_list_is_searched_and_filtered(alice, as_alice):
+    plans = open_session(alice, title="Plans for the garden")
+    other = open_session(alice, title="Something else")
+    api = open_session(alice, origin=Origin.API)
+    a_run(alice, RunStatus.RUNNING, other)
+
+    def found(query: str) -> set[str]:
+        return {session["id"] for session in as_alice.get(f"sessions/?{query}").json()["results"]}
+
+    assert found("") == {plans, other, api}
+    assert found("search=GARDEN") == {plans}
+    assert found("status=running") == {other}
+    assert found("status=idle") == {plans, api}
+    assert found("origin=api") == {api}
+    assert found("search=garden&status=running") == set()
+    assert found("search=&status=&origin=") == {plans, other, api}
+
+
+@pytest.mark.parametrize("query", ["status=busy", "origin=moon", "search=" + "x" * 201])
+def test_a_filter_that_is_none_is_invalid(as_alice, query):
+    response = as_alice.get(f"sessions/?{query}")
+    assert error_of(response) == (400, "invalid")
+    assert query.split("=")[0] in message_of(response)
+
+
+def test_the_list_takes_the_same_number_of_queries_however_long(
+    alice, as_alice, django_assert_max_num_queries
+):
+    for number in range(20):
+        a_run(alice, RunStatus.RUNNING, open_session(alice, title=f"{number}"))
+    with django_assert_max_num_queries(20):
+        assert len(as_alice.get("sessions/?limit=20").json()["results"]) == 20
+
+
+def test_a_session_is_renamed(alice, as_alice):
+    session = open_session(alice)
+    assert as_alice("PATCH", f"sessions/{session}/", {"title": "Plans"}).json()["title"] == "Plans"
+    for wrong in ({}, {"title": ""}, {"title": "  "}, {"title": None}, {"title": "x" * 201}):
+        assert error_of(as_alice("PATCH", f"sessions/{session}/", wrong)) == (400, "invalid")
+    assert as_alice.get(f"sessions/{session}/").json()["title"] == "Plans"
+
+
+def test_the_runs_of_a_session_are_listed_newest_first(alice, as_alice):
+    session = open_session(alice)
+    runs = [a_run(alice, RunStatus.COMPLETED, session) for _ in range(3)]
+    page = as_alice.get(f"sessions/{session}/runs/?limit=2").json()
+    assert [run["id"] for run in page["results"]] == [runs[2], runs[1]]
+    rest = as_alice.get(page["next"].split("/api/")[1]).json()
+    assert [run["id"] for run in rest["results"]] == [runs[0]]
+
+
+def test_the_agents_are_listed(as_alice):
+    listed = as_alice.get("agents/").json()
+    assert set(listed) == {"results", "next", "previous"}
+    assert listed["results"][0]["name"] == "assistant"
+    assert listed["results"][0]["default"] is True
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_deleted_session_is_gone_with_its_active_run(engine, model, held, alice, session):
+    await in_thread(operations.start_turn, alice, session, "hello")
+    await held.reached()
+    assert (await call(alice, "DELETE", f"sessions/{session}/")).status == 204
+    assert (await call(alice, "GET", f"sessions/{session}/")).status == 404
+    assert (await call(alice, "DELETE", f"sessions/{session}/")).status == 404
+    assert not await Run.objects.aexists()
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_the_history_is_shown_oldest_first_and_rendered_on_request(engine, model, alice, session):
+    model.script.add(tool_call("mark", x="1"), say("It is **done**. <script>"))
+    run = await in_thread(operations.start_turn, alice, session, "Do it")
+    await eventually(lambda: in_thread(Run.objects.filter(id=run["id"], status="completed").exists))
+
+    history = (await call(alice, "GET", f"sessions/{session}/history/")).json()
+    assert set(history) == {"session", "messages", "run"}
+    assert history["run"]["id"] == run["id"]
+    assert [(message["role"], message["text"]) for message in history["messages"]] == [
+        ("user", "Do it"),
+        ("assistant", ""),
+        ("assistant", "It is **done**. <script>"),
+    ]
+    assert history["messages"][1]["tool_calls"][0]["result"] == "marked 1"
+    assert all("html" not in message for message in history["messages"])
+
+    rendered = (await call(alice, "GET", f"sessions/{session}/history/?render=html")).json()
+    assert "<strong>done</strong>" in rendered["messages"][2]["html"]
+    assert "<script>" not in rendered["messages"][2]["html"]
+
+    last = history["messages"][-1]["id"]
+    before = (await call(alice, "GET", f"sessions/{session}/history/?limit=1&before={last}")).json()
+    assert [message["id"] for message in before["messages"]] == [history["messages"][1]["id"]]

@@ -23,24 +23,23 @@ _OUTBOX_LIMIT = 10_000
 
 
 class Bus:
-    """This process's end of the channel layer. Lives on one event loop; ``publish`` may be called anywhere."""
+    """This process's end of the channel layer, on one event loop; ``publish`` may be called from anywhere."""
 
     current: ClassVar["Bus | None"] = None
 
-    def __init__(self) -> None:
+    def __init__(self, channel: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._channel = channel
         self._layer = get_channel_layer()
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
         self._outgoing = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._channel = ""
 
     @classmethod
     async def open(cls) -> "Bus":
         """Join the channel layer and become the process's bus."""
-        bus = cls()
-        bus._loop = asyncio.get_running_loop()
-        bus._channel = await bus._layer.new_channel("process")
+        bus = cls(await get_channel_layer().new_channel("process"))
         bus._tasks = [
             asyncio.create_task(bus._send_forever(), name="bus sender"),
             asyncio.create_task(bus._receive_forever(), name="bus receiver"),
@@ -60,7 +59,7 @@ class Bus:
         self._handlers.clear()
 
     def publish(self, group: str, message: Message) -> None:
-        """Send ``message`` to every process that listens to ``group``. From any thread; never blocks or raises."""
+        """Send ``message`` to every process that listens to ``group``; from any thread, without blocking."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -112,7 +111,7 @@ class Bus:
         while True:
             try:
                 envelope = await self._layer.receive(self._channel)
-            except Exception as error:  # a layer may raise anything while its server is away
+            except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
                 logger.warning("The channel layer cannot be read: %s. Clients catch up by polling.", error)
                 await asyncio.sleep(1)
                 await self.refresh()
@@ -129,7 +128,7 @@ class Bus:
     async def _quietly(self, sending: Any) -> bool:
         try:
             await asyncio.wait_for(sending, timeout=5)
-        except Exception as error:  # a layer may raise anything while its server is away
+        except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
             logger.warning(
                 "The channel layer does not take messages: %r. Clients catch up by polling.", error
             )
@@ -147,7 +146,7 @@ def publish(group: str, message: Message) -> None:
         return  # nobody else could hear it
     try:
         async_to_sync(layer.group_send)(group, {"type": "bus", "group": group, "messages": [message]})
-    except Exception as error:  # a layer may raise anything while its server is away
+    except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
         logger.warning("The channel layer does not take messages: %r. It is caught up by polling.", error)
 
 

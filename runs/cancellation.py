@@ -46,7 +46,7 @@ def record_settled(
     outcome: CancelOutcome = CancelOutcome.CANCELLED,
     escalated: bool = False,
 ) -> Cancellation:
-    """Record an operation that was over when it was accepted: it opens no pending and leaves the revision alone."""
+    """Record an operation that was over when it was accepted: no pending, and the revision stays."""
     return Cancellation.objects.create(
         session=session,
         run=run,

@@ -28,7 +28,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``function`` in this thread with a usable database connection, and give the connection back after."""
+    """Call ``function`` in this thread with a usable connection, and give the connection back after."""
     close_old_connections()
     try:
         return function(*args, **kwargs)

@@ -7,13 +7,12 @@ from uuid import UUID
 
 from django.db import transaction
 
-_offer: Callable[[UUID], None] | None = None
+_offers: list[Callable[[UUID], None]] = []  # of this process: at most one
 
 
 def attach(offer: Callable[[UUID], None] | None) -> None:
     """Name the one in this process who executes runs; ``offer`` may be called from any thread."""
-    global _offer
-    _offer = offer
+    _offers[:] = [offer] if offer else []
 
 
 def request(session_id: UUID) -> None:
@@ -23,5 +22,5 @@ def request(session_id: UUID) -> None:
 
 def offer(session_id: UUID) -> None:
     """Offer the session to this process's worker now."""
-    if _offer is not None:
-        _offer(session_id)
+    for take in _offers:
+        take(session_id)

@@ -60,7 +60,7 @@ class Conflict(EngineError):
 
 
 class RunActive(Conflict):
-    """A turn of this session is still active. Wait for it, stop it, or send with multitask "enqueue" or "interrupt"."""
+    """A turn of this session is still active. Wait for it, stop it, or use multitask enqueue or interrupt."""
 
     code = "run_active"
 
@@ -84,7 +84,7 @@ class IdempotencyConflict(Conflict):
 
 
 class AgentMismatch(Conflict):
-    """The agent of this session is not configured any more. The session stays readable, but takes no turns."""
+    """The agent of this session is not configured any more. The session can be read, but takes no turns."""
 
     code = "agent_mismatch"
 

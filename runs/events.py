@@ -118,7 +118,7 @@ class _Part:
     waiters: list[asyncio.Future[None]]
     encoded: list[tuple[str, str]] = field(default_factory=list)  # (type, data as JSON)
     first: int = 0
-    at: datetime | None = None
+    at: datetime = field(default_factory=timezone.now)
 
 
 class RunLog:
@@ -269,8 +269,8 @@ class EventWriter:
 
     def open(self, run: Run) -> RunLog:
         """The log of a run just claimed."""
-        assert run.position is not None
-        log = RunLog(self, run.id, run.session_id, run.position, run.claim, run.batches, run.created_at)
+        position = run.position or 0  # a claimed run has one
+        log = RunLog(self, run.id, run.session_id, position, run.claim, run.batches, run.created_at)
         self._logs.add(log)
         return log
 
@@ -355,7 +355,6 @@ class EventWriter:
         if outcome is Written.COMMITTED:
             log.batches += 1
             if part.encoded:
-                assert part.at is not None
                 told = [
                     (type, wire(log.run_id, seq, type, data, part.at))
                     for seq, (type, data) in enumerate(part.encoded, start=part.first)
@@ -403,7 +402,6 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
             outcomes.append(Written.COMMITTED)
             if retrying and batches == log.batches + 1:
                 part.first = last_seq - len(part.encoded) + 1  # the COMMIT did happen, its reply was lost
-                part.at = part.at or now
                 continue
             part.first = last_seq + 1
             part.at = now

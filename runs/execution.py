@@ -94,7 +94,7 @@ class Execution:
         self._control.request_drain()
 
     def straggles(self, ended: Callable[[], None]) -> bool:
-        """Whether something that was given up on still works; ``ended`` is called on the loop when it does not."""
+        """Whether something that was given up on still works; then ``ended`` is called when it does not."""
         self._on_stragglers_ended = ended
         return bool(self.token.work.stragglers())
 

@@ -16,7 +16,7 @@ from runs.bus import Message
 from runs.database import in_thread
 from runs.errors import NotFound, Unavailable
 from runs.events import TERMINAL_TYPES, encode, wire
-from runs.hub import Hub
+from runs.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
 
 # Events read from the log at a time: bounds the memory of a follower far behind.
@@ -80,7 +80,7 @@ Item: TypeAlias = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Place:
     """How far a follower has come in a session's stream."""
 
@@ -88,60 +88,106 @@ class _Place:
     seq: int  # the last event it has
     ended: bool  # whether that was the run's terminal event
 
+    def is_right_before(self, position: int, seq: int) -> bool:
+        """Whether that event is the next one."""
+        if position == self.position:
+            return seq == self.seq + 1
+        return self.ended and position == self.position + 1 and seq == 1
+
+    def is_before(self, position: int, seq: int) -> bool:
+        """Whether that event is still to come."""
+        return (position, seq) > (self.position, self.seq)
+
 
 async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncIterator[Item]:
     """All of a session, from behind ``cursor`` or from now; see ``runs.operations.follow_session``."""
     async with _hub().session(session_id) as feed:
         first, place = await in_thread(_start, session_id, cursor)
         yield SessionChanged(first)
-        shown = first["updated_at"]
-        revision = first["cancellation_revision"]
-        behind = cursor is not None
-        while True:
-            while behind:
-                page = await in_thread(_read_session, session_id, place)
-                for position, event in page:
-                    place = _Place(position, event.seq, event.terminal)
-                    yield event
-                behind = len(page) == PAGE or (bool(page) and place.ended)
-            messages = await feed.take()
-            behind, feed.lost = feed.lost, False
-            changed = feed.gone
-            for message in messages:
-                match message["kind"]:
-                    case "events":
-                        for position, event in _decode(message):
-                            if _follows(place, position, event.seq):
-                                place = _Place(position, event.seq, event.terminal)
-                                # Behind an ending there may be runs that ended in the queue meanwhile.
-                                behind = behind or event.terminal
-                                yield event
-                            elif (position, event.seq) > (place.position, place.seq):
-                                behind = True
-                    case "cancellation":
-                        changed = True
-                        if message["revision"] > revision:
-                            revision = message["revision"]
-                            yield CancellationChanged(str(session_id), message["pending"], revision)
-                    case "effect":
-                        yield EffectChanged(message["run"], message["tool_call"], message["effect"])
-                    case "changed" | "deleted":
-                        changed = True
-            if feed.state is not None:
-                updated_at, position, seq = feed.state
-                feed.state = None
-                behind = behind or (position or 0, seq or 0) > (place.position, place.seq)
-                changed = changed or representations.timestamp(updated_at) > shown
-            if changed:
-                current = await in_thread(snapshot, session_id)
-                if current is None:
-                    yield SessionDeleted(str(session_id))
-                    return
-                if current["updated_at"] != shown or current["cancellation_revision"] > revision:
-                    shown = current["updated_at"]
-                    revision = max(revision, current["cancellation_revision"])
-                    behind = True  # what the snapshot tells of comes before it or right behind it
-                    yield SessionChanged(current)
+        follower = _SessionFollower(session_id, feed, first, place, behind=cursor is not None)
+        while not follower.over:
+            async for event in follower.backfill():
+                yield event
+            for message in await feed.take():
+                for item in follower.take(message):
+                    yield item
+            follower.look()
+            if (changed := await follower.read_again()) is not None:
+                yield changed
+
+
+class _SessionFollower:
+    """What one follower has, and what it has to read again."""
+
+    def __init__(
+        self, session_id: UUID, feed: Feed, shown: dict[str, Any], place: _Place, *, behind: bool
+    ) -> None:
+        self.over = False
+        self._id = session_id
+        self._feed = feed
+        self._place = place
+        self._shown = shown["updated_at"]
+        self._revision = shown["cancellation_revision"]
+        self._behind = behind  # events may be in the log that we do not have
+        self._moved = False  # the session may not be any more what was shown
+
+    async def backfill(self) -> AsyncIterator[Event]:
+        """What the log has behind our place."""
+        while self._behind:
+            page = await in_thread(_read_session, self._id, self._place)
+            for position, event in page:
+                self._place = _Place(position, event.seq, event.terminal)
+                yield event
+            self._behind = len(page) == PAGE or (bool(page) and self._place.ended)
+
+    def take(self, message: Message) -> Iterator[Item]:
+        """The items of a notice; what does not follow on is left to the log."""
+        match message["kind"]:
+            case "events":
+                for position, event in _decode(message):
+                    if self._place.is_right_before(position, event.seq):
+                        self._place = _Place(position, event.seq, event.terminal)
+                        # Behind an ending there may be runs that ended in the queue meanwhile.
+                        self._behind |= event.terminal
+                        yield event
+                    elif self._place.is_before(position, event.seq):
+                        self._behind = True
+            case "cancellation":
+                self._moved = True
+                if message["revision"] > self._revision:
+                    self._revision = message["revision"]
+                    yield CancellationChanged(str(self._id), message["pending"], self._revision)
+            case "effect":
+                yield EffectChanged(message["run"], message["tool_call"], message["effect"])
+            case "changed" | "deleted":
+                self._moved = True
+
+    def look(self) -> None:
+        """What the mailbox and the poll tell of what may have been missed."""
+        feed = self._feed
+        self._behind |= feed.lost
+        self._moved |= feed.lost or feed.gone
+        if feed.state is not None:
+            updated_at, position, seq = feed.state
+            self._behind |= self._place.is_before(position or 0, seq or 0)
+            self._moved |= representations.timestamp(updated_at) > self._shown
+        feed.lost, feed.state = False, None
+
+    async def read_again(self) -> SessionChanged | SessionDeleted | None:
+        """The session, if it is not what was shown last."""
+        if not self._moved:
+            return None
+        self._moved = False
+        current = await in_thread(snapshot, self._id)
+        if current is None:
+            self.over = True
+            return SessionDeleted(str(self._id))
+        if current["updated_at"] == self._shown and current["cancellation_revision"] <= self._revision:
+            return None
+        self._shown = current["updated_at"]
+        self._revision = max(self._revision, current["cancellation_revision"])
+        self._behind = True  # what the snapshot tells of is in the log by now
+        return SessionChanged(current)
 
 
 async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncIterator[Event]:
@@ -196,12 +242,6 @@ def _hub() -> Hub:
     if Hub.current is None:
         raise Unavailable
     return Hub.current
-
-
-def _follows(place: _Place, position: int, seq: int) -> bool:
-    if position == place.position:
-        return seq == place.seq + 1
-    return place.ended and position == place.position + 1 and seq == 1
 
 
 def _decode(message: Message) -> Iterator[tuple[int, Event]]:

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from runs import calls, cancellation, dispatch, events, liveness, notices, representations, statistics
-from runs.errors import NotFound, NotInterrupted, NotWaiting
+from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.states import (
     ACTIVE,
@@ -120,6 +120,9 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
     """
     try:
         with locked_session(session_id) as session:
+            worker = Worker.objects.filter(id=worker_id).first()
+            if worker is None:
+                return None  # taken for dead; it has to sign on again first
             occupying = Run.objects.select_for_update().filter(session=session, status__in=OCCUPYING).first()
             if occupying is not None:
                 if occupying.status != RunStatus.WAITING or occupying.answers is None:
@@ -138,7 +141,7 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
             run.status = RunStatus.RUNNING
             run.claim += 1
             run.claimed_at = now
-            run.worker = Worker.objects.filter(id=worker_id).first()
+            run.worker = worker
             if first_claim:
                 run.started_at = now
                 _leave_queue(session, run)
@@ -189,6 +192,9 @@ def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
     with locked_run(run_id) as (session, run):
         if run.status != RunStatus.WAITING or run.answers is not None:
             raise NotWaiting
+        asked = {question["id"] for question in run.questions or ()}
+        if set(answers) != asked:
+            raise Invalid(f'"answers" must give a value to each question: {", ".join(sorted(asked))}.')
         run.answers = dict(answers)
         run.answered_by = by
         events.record(run, [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})])
@@ -408,16 +414,7 @@ def _end(
 
     operation = None
     if status == RunStatus.CANCELLED:
-        operation = Cancellation.objects.filter(run=run, settled_at__isnull=True).first()
-        if operation is not None:
-            cancellation.settle(session, operation, outcome, escalated=escalated)
-        elif asked is not None:
-            operation = cancellation.record_settled(
-                session, run, at=now, outcome=outcome, escalated=escalated, **asked
-            )
-        else:  # the operation timed out and was settled before the worker answered
-            operation = Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
-
+        operation = _settle(session, run, asked, outcome, escalated=escalated)
     closing = calls.close_open(run)
     run.message_count += len(closing)
     terminal: dict[str, Any] = {"statistics": statistics.of_run(run)}
@@ -431,6 +428,26 @@ def _end(
     run.save()
     notices.touch(session)
     dispatch.request(session.id)
+
+
+def _settle(
+    session: Session,
+    run: Run,
+    asked: Mapping[str, Any] | None,
+    outcome: CancelOutcome,
+    *,
+    escalated: bool,
+) -> Cancellation | None:
+    """Settle the operation that ends this run, or record the one that ended it at once."""
+    operation = Cancellation.objects.filter(run=run, settled_at__isnull=True).first()
+    if operation is not None:
+        cancellation.settle(session, operation, outcome, escalated=escalated)
+        return operation
+    if asked is not None:
+        at = timezone.now()
+        return cancellation.record_settled(session, run, at=at, outcome=outcome, escalated=escalated, **asked)
+    # It had timed out, and was settled before the worker answered.
+    return Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def this_host() -> tuple[str, str]:
 
 
 def process_started(pid: int) -> str:
-    """When the process with this id started, in ticks since boot; empty when there is none or nobody can tell."""
+    """When the process with this id started, in ticks since boot; empty if there is none or no telling."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

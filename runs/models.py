@@ -284,7 +284,7 @@ class AuditEntry(models.Model):
 
 
 class DailyTotal(models.Model):
-    """What the runs of deleted sessions add to a day's figures, so that deletion does not rewrite the books."""
+    """What the runs of deleted sessions add to a day's figures: deletion does not rewrite the books."""
 
     day = models.DateField()  # of the run's end, in the configured time zone
     agent = models.CharField(max_length=100)

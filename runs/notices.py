@@ -48,7 +48,7 @@ def effect_changed(run: Run, call_id: str, effect: str) -> None:
 
 
 def stop_execution(run: Run, *, fenced: bool) -> None:
-    """The worker that executes ``run`` looks at its mark: a cancel was accepted, or the run was taken away."""
+    """Tell the worker that executes ``run``: a cancel was accepted, or the run was taken away."""
     if run.worker_id:
         _after_commit(
             bus.worker_group(run.worker_id), {"kind": "fenced" if fenced else "cancel", "run": str(run.id)}

@@ -16,6 +16,7 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Q, QuerySet
 
@@ -32,10 +33,11 @@ from runs import (
     agents as configured,
 )
 from runs.database import in_thread
-from runs.errors import Forbidden, Invalid, NotFound, Unavailable
-from runs.events import timestamp
+from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
+from runs.events import encode, timestamp
 from runs.follow import Item
-from runs.models import Run, RunEvent, Session
+from runs.models import Cancellation, Run, RunEvent, Session
+from runs.plain import plain
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.worker import Supervisor
 
@@ -93,7 +95,7 @@ def session_snapshot(actor: Actor, session_id: Id) -> Data:
 def sessions(
     actor: Actor, *, search: str = "", status: str = "", origin: Origin | None = Origin.CHAT
 ) -> QuerySet[Session]:
-    """One's own sessions, most recently changed first; for paging. Represent a page with ``represent_sessions``."""
+    """One's own sessions, most recently changed first; represent a page with ``represent_sessions``."""
     found = representations.with_status(Session.objects.filter(owner=actor)).order_by("-updated_at", "-id")
     if origin is not None:
         found = found.filter(origin=origin)
@@ -121,7 +123,7 @@ def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
 
 
 async def delete_session(actor: Actor, session_id: Id, *, reason: str = "") -> None:
-    """Force-cancel what is active, then delete the session, its log and its checkpoints. An audit entry stays."""
+    """Force-cancel what is active, delete the session, its log and checkpoints. An audit entry stays."""
     found = await in_thread(_session, actor, session_id)
     await deletion.delete(found.id, actor, reason)
 
@@ -155,11 +157,14 @@ def start_turn(
 
 
 def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
-    """Answer all questions of a waiting run, ``{question id: value}``; Run. A second answer raises NotWaiting."""
+    """Answer all questions of a waiting run, ``{question id: value}``; Run. Raises NotWaiting, Invalid."""
     run = _run(actor, run_id)
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise Invalid('"answers" must be an object that gives each question id its value.')
-    return representations.run(lifecycle.answer(run.id, answers, actor))
+    values = plain(dict(answers))
+    if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
+        raise TooLarge
+    return representations.run(lifecycle.answer(run.id, values, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> Data:
@@ -206,13 +211,8 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     tools have done, and it does not wait. Of a finished run: ``id`` None and outcome ``already_finished``.
     """
     run = _run(actor, run_id)
-    reason = _reason(reason)
-    operation = lifecycle.request_cancel(run.id, source=source, reason=reason, requested_by=actor)
-    if operation is None:
-        return representations.nothing_to_cancel(
-            run.session_id, run.id, source=source, reason=reason, by=actor
-        )
-    return representations.cancellation(operation)
+    asked = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    return _represent(lifecycle.request_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
 def cancel_session(
@@ -220,11 +220,8 @@ def cancel_session(
 ) -> Data:
     """Request that the active run and every queued run be cancelled; the Cancellation of the first in line."""
     found = _session(actor, session_id)
-    reason = _reason(reason)
-    operation = lifecycle.request_session_cancel(found.id, source=source, reason=reason, requested_by=actor)
-    if operation is None:
-        return representations.nothing_to_cancel(found.id, None, source=source, reason=reason, by=actor)
-    return representations.cancellation(operation)
+    asked = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    return _represent(lifecycle.request_session_cancel(found.id, **asked), found.id, None, asked)
 
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
@@ -235,15 +232,15 @@ async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Da
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
     """End a run durably without its worker and fence whatever still lives; Cancellation. Needs the permission."""
     run = _run_for_operator(actor, run_id)
-    reason = _reason(reason)
     if not reason.strip():
         raise Invalid('"reason" is missing: say why the run has to end.')
-    source = CancelSource.OPERATOR
-    operation = lifecycle.force_cancel(run.id, source=source, reason=reason, requested_by=actor)
+    asked = {"source": CancelSource.OPERATOR, "reason": _reason(reason), "requested_by": actor}
+    return _represent(lifecycle.force_cancel(run.id, **asked), run.session_id, run.id, asked)
+
+
+def _represent(operation: Cancellation | None, session_id: UUID, run_id: UUID | None, asked: Data) -> Data:
     if operation is None:
-        return representations.nothing_to_cancel(
-            run.session_id, run.id, source=source, reason=reason, by=actor
-        )
+        return representations.nothing_to_cancel(session_id, run_id, **asked)
     return representations.cancellation(operation)
 
 

@@ -145,7 +145,9 @@ def cancellation(operation: Cancellation) -> Data:
     }
 
 
-def nothing_to_cancel(session_id: UUID, run_id: UUID | None, *, source: str, reason: str, by: Any) -> Data:
+def nothing_to_cancel(
+    session_id: UUID, run_id: UUID | None, *, source: str, reason: str, requested_by: Any
+) -> Data:
     """The Cancellation of what had ended already: a success that says so, and no row."""
     return {
         "id": None,
@@ -153,7 +155,7 @@ def nothing_to_cancel(session_id: UUID, run_id: UUID | None, *, source: str, rea
         "run": str(run_id) if run_id else None,
         "source": source,
         "reason": reason,
-        "requested_by": by.get_username() if by else None,
+        "requested_by": requested_by.get_username() if requested_by else None,
         "accepted_at": None,
         "settled_at": None,
         "outcome": CancelOutcome.ALREADY_FINISHED,

@@ -6,7 +6,8 @@ from uuid import UUID
 
 from runs import representations
 from runs.database import in_thread
-from runs.hub import POLL_SECONDS, Hub
+from runs.errors import Unavailable
+from runs.hub import Feed, Hub
 from runs.models import Cancellation
 
 
@@ -16,26 +17,33 @@ async def wait(cancellation: dict[str, Any], seconds: float | None) -> dict[str,
         return cancellation
     try:
         async with asyncio.timeout(seconds):
-            return await _settled(UUID(cancellation["session"]), UUID(cancellation["id"]))
+            settled = await _settled(UUID(cancellation["session"]), UUID(cancellation["id"]))
     except TimeoutError:
-        return await in_thread(_read, UUID(cancellation["id"])) or cancellation
+        settled = await in_thread(_read, UUID(cancellation["id"]))
+    return settled or cancellation  # with its session deleted, nothing more is known
 
 
-async def _settled(session_id: UUID, cancellation_id: UUID) -> dict[str, Any]:
+async def _settled(session_id: UUID, cancellation_id: UUID) -> dict[str, Any] | None:
     hub = Hub.current
-    if hub is None:  # a command: nobody tells it anything
-        while not (found := await in_thread(_read, cancellation_id)) or found["settled_at"] is None:
-            await asyncio.sleep(POLL_SECONDS)
-        return found
+    if hub is None:
+        raise Unavailable  # only a process that follows can wait
     async with hub.session(session_id) as feed:
         while True:
             found = await in_thread(_read, cancellation_id)
-            if found is not None and found["settled_at"] is not None:
+            if found is None or found["settled_at"] is not None:
                 return found
-            while not feed.gone and not feed.state and not feed.lost:
-                if any(message["kind"] != "events" for message in await feed.take()):
-                    break
+            await _news(feed)
+
+
+async def _news(feed: Feed) -> None:
+    """Wait for a notice that is not about events, for the poll, or for the mailbox to overflow."""
+    while True:
+        messages = await feed.take()
+        if feed.state is not None or feed.lost or feed.gone:
             feed.state, feed.lost = None, False
+            return
+        if any(message["kind"] != "events" for message in messages):
+            return
 
 
 def _read(cancellation_id: UUID) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ _SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_t
 
 
 def of_run(run: Run) -> dict[str, Any]:
-    """The run's statistics as in the wire contract; the LLM calls in progress are counted at their estimate."""
+    """The run's statistics as in the wire contract; LLM calls in progress count at their estimate."""
     is_open = run.open_input_tokens > 0 or run.open_output_tokens > 0
     return {
         "message_count": run.message_count,

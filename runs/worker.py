@@ -25,7 +25,7 @@ from runs.tracking import track_tasks
 
 logger = logging.getLogger(__name__)
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"
 
 # Of the time to leave, this part is for turns that may still end by themselves.
 _DRAIN_SHARE = 0.5

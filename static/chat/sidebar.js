@@ -21,8 +21,10 @@ export class Sidebar {
     });
     element.addEventListener("click", (event) => this.#click(event));
     document.addEventListener("click", (event) => {
-      if (event.target.closest(".sidebar-open")) this.#toggle(event, true);
-      else if (this.isDrawerOpen && !element.contains(event.target)) this.closeDrawer();
+      if (event.target.closest(".sidebar-open")) {
+        event.preventDefault();
+        this.#openDrawer();
+      } else if (this.isDrawerOpen && !element.contains(event.target)) this.closeDrawer();
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.isDrawerOpen) this.closeDrawer();
@@ -32,8 +34,14 @@ export class Sidebar {
       address: () => "/ws/sessions/",
       onFrame: (frame) => this.#take(frame),
       // What changed while we were away was not told to us.
-      onOpen: () => connections++ && this.#load(),
-      onClose: (code) => code === 4401 && (toLogin(), true),
+      onOpen: () => {
+        if (connections > 0) this.#load();
+        connections += 1;
+      },
+      onClose: (code) => {
+        if (code === 4401) toLogin();
+        return code === 4401;
+      },
     });
   }
 
@@ -52,8 +60,7 @@ export class Sidebar {
   /** Mark the conversation that is open. */
   select(id) {
     this.current = id;
-    for (const link of this.list.querySelectorAll("[aria-current]")) link.removeAttribute("aria-current");
-    if (id) this.row(id)?.querySelector(".session-link").setAttribute("aria-current", "page");
+    this.#mark();
     this.closeDrawer();
   }
 
@@ -65,13 +72,19 @@ export class Sidebar {
   closeDrawer() {
     if (!this.isDrawerOpen) return;
     this.element.classList.remove("open");
+    byId("main").inert = false;
     document.querySelector(".sidebar-open")?.focus();
   }
 
-  #toggle(event, open) {
-    event.preventDefault();
-    this.element.classList.toggle("open", open);
-    if (open) this.element.querySelector(".sidebar-close").focus();
+  #openDrawer() {
+    this.element.classList.add("open");
+    byId("main").inert = true;
+    this.element.querySelector(".sidebar-close").focus();
+  }
+
+  #mark() {
+    for (const link of this.list.querySelectorAll("[aria-current]")) link.removeAttribute("aria-current");
+    if (this.current) this.row(this.current)?.querySelector(".session-link").setAttribute("aria-current", "page");
   }
 
   #click(event) {
@@ -129,7 +142,7 @@ export class Sidebar {
     const html = await this.#fetch(query ? `?q=${encodeURIComponent(query)}` : "");
     if (html === null || query !== this.search.value.trim()) return;
     this.scroll.replaceChildren(...parse(html).body.childNodes);
-    this.select(this.current);
+    this.#mark();
   }
 
   async #loadOlder(link) {

@@ -4,6 +4,7 @@ Without a Chromium the browser tests are left out with a line that names them; `
 its absence a failure.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -64,41 +65,49 @@ class Server:
     user: str
     password: str
     provider: RemoteProvider
+    process: subprocess.Popen[str]
+
+
+@contextlib.contextmanager
+def running_server(provider: RemoteProvider, data: Path, port: int = 0) -> Iterator[Server]:
+    """A quickstart in a process of its own; ended in good order unless the test has ended it."""
+    environment = {
+        **os.environ,
+        "DATA_DIR": str(data),
+        "PORT": str(port),
+        "SECRET_KEY": "",
+        "AGENTS": '{"assistant": "tests.e2e.agent:build_graph"}',
+        MARKS_VARIABLE: str(data / "marks"),
+        "AGENT_MODEL": "openai:scripted",
+        "OPENAI_BASE_URL": provider.base_url,
+        "RUNS_CANCEL_GRACE": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "manage.py", "quickstart"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            told = _read_introduction(process)
+            yield Server(told["Address"].rstrip("/"), told["User"], told["Password"], provider, process)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with provider_process() as provider:
         provider.add(say("A title by the model"), system="Write a title", forever=True)
-        data = tmp_path_factory.mktemp("data")
-        environment = {
-            **os.environ,
-            "DATA_DIR": str(data),
-            "PORT": "0",
-            "SECRET_KEY": "",
-            "AGENTS": '{"assistant": "tests.e2e.agent:build_graph"}',
-            MARKS_VARIABLE: str(data / "marks"),
-            "AGENT_MODEL": "openai:scripted",
-            "OPENAI_BASE_URL": provider.base_url,
-            "RUNS_CANCEL_GRACE": "1",
-        }
-        with subprocess.Popen(
-            [sys.executable, "manage.py", "quickstart"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            try:
-                told = _read_introduction(process)
-                yield Server(told["Address"].rstrip("/"), told["User"], told["Password"], provider)
-            finally:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+        with running_server(provider, tmp_path_factory.mktemp("data")) as started:
+            yield started
 
 
 def _read_introduction(process: subprocess.Popen[str]) -> dict[str, str]:

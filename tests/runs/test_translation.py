@@ -25,7 +25,7 @@ from langchain_core.messages import (
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.errors import NodeCancelledError
+from langgraph.errors import GraphInterrupt, NodeCancelledError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolRuntime
@@ -44,12 +44,14 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
+        self.threads: set[int] = set()
 
     def emit(self, event: EventType, data: dict[str, Any], /) -> None:
         json.dumps(data, allow_nan=False).encode()  # storable: plain JSON that can be encoded
         self.events.append((str(event), data))
 
     def count(self, **deltas: int) -> None:
+        self.threads.add(threading.get_ident())
         self.counts.update(deltas)
 
     def of(self, *types: str) -> list[dict[str, Any]]:
@@ -385,6 +387,7 @@ async def test_a_synchronous_node_calls_its_model_from_another_thread():
     graph = StateGraph(MessagesState).add_node("agent", call_model).add_edge(START, "agent")
     recorder = await Execution(graph).run()
     assert threads != {threading.get_ident()}
+    assert recorder.threads == {threading.get_ident()}
     assert recorder.texts == ["Hello"]
     assert recorder.counts["input_tokens"] == 10
 
@@ -970,6 +973,28 @@ async def test_a_tool_cancelled_while_it_is_tried_again_has_an_unknown_effect():
     translator.feed((), "tools", {"event": "tool-started", "tool_call_id": "c1", "tool_name": "echo"})
     translator.close(RunStatus.CANCELLED)
     assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
+
+
+async def test_a_tool_that_waits_for_the_user_has_not_failed():
+    recorder = Recorder()
+    translator = asked_for(recorder)
+    translator.tool_raised(UUID(int=1), GraphInterrupt(()), False)
+    assert translator.tools_open == {}
+    translator.close(RunStatus.CANCELLED)
+    assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
+
+
+async def test_an_id_used_again_does_not_inherit_the_result_of_its_first_call():
+    recorder = Recorder()
+    translator = asked_for(recorder)
+    translator.tool_returned(UUID(int=1), "first")
+    translator.feed((), "tools", {"event": "tool-finished", "tool_call_id": "c1", "output": "first"})
+    call = {"id": "c1", "name": "echo", "args": {}, "type": "tool_call"}
+    message = AIMessage("Again.", id="m2", tool_calls=[call])
+    translator.feed((), "messages", (message, {"langgraph_node": "agent"}))
+    translator.close(RunStatus.CANCELLED)
+    assert recorder.of("tool.cancelled") == [{"tool_call": "c1", "effect": "none"}]
+    assert_log_is_sound(recorder)
 
 
 async def test_text_in_front_of_a_call_is_no_answer():

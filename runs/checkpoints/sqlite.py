@@ -1,6 +1,8 @@
 """Checkpoints in a SQLite file of their own, on one machine."""
 
 import asyncio
+import sqlite3
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TypeVar
@@ -49,7 +51,7 @@ class SqliteStorage(Storage):
                 for _ in range(2)
             ]
             for saver in (writer, reader):
-                await saver.setup()  # sets the journal mode to WAL, too
+                await _set_up(saver)
                 await saver.conn.execute("PRAGMA synchronous=NORMAL")
             await reader.conn.execute("PRAGMA query_only=ON")
             return cls(writer, reader, connections.pop_all())
@@ -73,3 +75,20 @@ class SqliteStorage(Storage):
 
     async def close(self) -> None:
         await self._connections.aclose()
+
+
+async def _set_up(saver: AsyncSqliteSaver) -> None:
+    """Make the tables and set the journal mode to WAL.
+
+    Two processes that switch the same new file at once get in each other's way, and SQLite then fails
+    without having waited.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT
+    while True:
+        try:
+            return await saver.setup()
+        except sqlite3.OperationalError as error:
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte says it in general
+            if not busy or time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.05)

@@ -346,6 +346,33 @@ async def test_a_failed_write_is_rolled_back_alone(sqlite):
     assert await reader.aget_tuple(second_config) is not None
 
 
+async def test_no_write_begins_before_a_failed_one_is_rolled_back(sqlite):
+    """All share one connection: the rollback of one would take what the next has written with it."""
+    storage = sqlite.checkpoints._storage
+    fail = asyncio.Event()
+    order = []
+
+    async def failing(saver):
+        order.append("first")
+        await saver.conn.execute("DELETE FROM writes")
+        await fail.wait()
+        order.append("failed")
+        raise LookupError
+
+    async def next_one(saver):
+        order.append("second")
+        assert not saver.conn.in_transaction
+
+    first = asyncio.create_task(storage.write(failing))
+    second = asyncio.create_task(storage.write(next_one))
+    await asyncio.wait([first, second], timeout=0.05)
+    fail.set()
+    with pytest.raises(LookupError):
+        await first
+    await second
+    assert order == ["first", "failed", "second"]
+
+
 async def test_a_write_that_fails_under_a_cancel_is_logged(sqlite, caplog):
     saver = sqlite.saver()
     connection = sqlite.checkpoints._storage._writer.conn
@@ -641,6 +668,23 @@ async def test_the_file_may_be_opened_again_and_twice(tmp_path):
         found = [found async for found in checkpoints.reader().alist(generate_config(thread))]
         assert [each.checkpoint["channel_values"]["words"] for each in found] == ["b", "a"]
         await checkpoints.close()
+
+
+async def test_opening_waits_for_a_switch_of_the_journal_mode_that_fails_at_once(tmp_path, monkeypatch):
+    """SQLite does not wait there, unlike with any other lock."""
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    setup, failures = AsyncSqliteSaver.setup, [busy, busy]
+
+    async def failing_twice(saver):
+        if failures:
+            raise failures.pop()
+        await setup(saver)
+
+    monkeypatch.setattr(AsyncSqliteSaver, "setup", failing_twice)
+    storage = await SqliteStorage.open(tmp_path / "checkpoints.sqlite3")
+    await storage.close()
+    assert failures == []
 
 
 OPEN_TWICE = """

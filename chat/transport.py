@@ -140,8 +140,7 @@ class Socket(WebSocketProtocol):
     outlet: Outlet
 
     def makeConnection(self, transport: Any) -> None:
-        # The transport still belongs to the HTTP channel of the handshake, which would stop reading from
-        # it when its buffer fills and never start again.
+        # A transport tells one producer only, and that is still the HTTP channel of the handshake.
         transport.unregisterProducer()
         self.outlet = Outlet(transport)
         transport.registerProducer(self.outlet, True)

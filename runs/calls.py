@@ -53,8 +53,10 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
     if type == EventType.MESSAGE_COMPLETED:
         # A call exists from the moment the model has asked for it, whether or not it ever starts.
         for call in data["tool_calls"]:
+            # Some providers use an id again in a later message: then it is another call.
+            ToolCall.objects.filter(run_id=run_id, call_id=call["id"]).delete()
             asked = {"name": call["name"], "args": call["args"], "message_id": data["message"]}
-            ToolCall.objects.get_or_create(run_id=run_id, call_id=call["id"], defaults=asked)
+            ToolCall.objects.create(run_id=run_id, call_id=call["id"], **asked)
         return
     row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=data["tool_call"])
     if type == EventType.TOOL_STARTED:

@@ -78,6 +78,8 @@ class Execution:
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
         self._gave_up = False
+        self._slow_tool_name = ""
+        self._fenced = False
         self._on_stragglers_ended: Callable[[], None] = lambda: None
         self._notes: set[asyncio.Task[None]] = set()
         self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
@@ -85,9 +87,15 @@ class Execution:
     # Asked from outside
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the graph; the first reason decides. Returns at once."""
+        """Stop the graph; the first reason decides, but a run that is not ours is not ours. Returns at once."""
+        self._fenced |= reason is StopReason.FENCED
         if not self._stop.done():
             self._stop.set_result(reason)
+
+    async def fence(self) -> None:
+        """The run was ended without this execution: when this returns, it writes no checkpoint any more."""
+        self.stop(StopReason.FENCED)
+        await self._saver.seal()
 
     def drain(self) -> None:
         """Let the graph come to its next step and end there; a turn in its last step still completes."""
@@ -188,7 +196,8 @@ class Execution:
                 self.stop(StopReason.DEADLINE)
             elif self._silence() > settings.RUNS_IDLE_TIMEOUT:
                 self.stop(StopReason.SILENCE)
-            elif self._slowest_tool() > settings.RUNS_TOOL_TIMEOUT:
+            elif (slow := self._slow_tool()) is not None:
+                self._slow_tool_name = slow
                 self.stop(StopReason.TOOL_TIME)
 
     def _silence(self) -> float:
@@ -197,10 +206,11 @@ class Execution:
             return 0
         return time.monotonic() - self._translator.last_activity
 
-    def _slowest_tool(self) -> float:
-        """For how many seconds the oldest tool call has been at work."""
-        begun = self._translator.tools_open.values()
-        return time.monotonic() - min(begun) if begun else 0
+    def _slow_tool(self) -> str | None:
+        """The name of a tool that has been at work for too long."""
+        limit = time.monotonic() - settings.RUNS_TOOL_TIMEOUT
+        slow = [call_id for call_id, begun in self._translator.tools_open.items() if begun < limit]
+        return self._translator.tool_name(slow[0]) if slow else None
 
     # Stopping
 
@@ -286,13 +296,13 @@ class Execution:
                 return Ending(failed, Error(ErrorCode.PROVIDER, said))
             case StopReason.TOOL_TIME:
                 limit = settings.RUNS_TOOL_TIMEOUT
-                said = f"A tool took longer than {limit:g} seconds."
+                said = f"The tool {self._slow_tool_name} took longer than {limit:g} seconds."
                 return Ending(failed, Error(ErrorCode.TIMEOUT, said))
 
     async def _conclude(self, ending: Ending) -> None:
         """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
         await self._saver.seal()
-        if self._stop.done() and self._stop.result() is StopReason.FENCED:
+        if self._fenced:
             raise Fenced
         result = await self._write(ending)
         if result is Result.CANCEL_FIRST:
@@ -301,18 +311,16 @@ class Execution:
             raise Fenced
 
     async def _write(self, ending: Ending) -> Result:
+        if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
+            self._translator.close(ending.status)
+        await self._log.flush()
         if ending.status is RunStatus.WAITING:
-            await self._log.flush()
             return await _stubbornly(
                 lambda: in_thread(lifecycle.wait, self.run.id, self.run.claim, ending.questions)
             )
         repaired = ending.status is RunStatus.COMPLETED
         if ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
-            self._translator.close(status=ending.status)
-            await self._log.flush()
             repaired = await self._repair()
-        else:
-            await self._log.flush()
         return await self._finish(ending, repaired=repaired)
 
     async def _finish(self, ending: Ending, *, repaired: bool) -> Result:
@@ -331,7 +339,9 @@ class Execution:
 
     async def _repair(self) -> bool:
         """Bring the history into a sendable form; if that fails, the next turn's claim does it."""
-        saver = self._checkpoints.fenced(self.run.id, self.run.claim)
+        if self._fenced:
+            raise Fenced
+        self._saver = saver = self._checkpoints.fenced(self.run.id, self.run.claim)
         try:
             agent = agents.load(self.run.session.agent)
             async with asyncio.timeout(settings.RUNS_CANCEL_TIMEOUT / 2):

@@ -218,7 +218,7 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
 def cancel_session(
     actor: Actor, session_id: Id, *, reason: str = "", source: str = CancelSource.USER
 ) -> Data:
-    """Request that the active run and every queued run be cancelled; the Cancellation of the first in line."""
+    """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     asked = {"source": source, "reason": _reason(reason), "requested_by": actor}
     return _represent(lifecycle.request_session_cancel(found.id, **asked), found.id, None, asked)
@@ -230,7 +230,7 @@ async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Da
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
-    """End a run durably without its worker and fence whatever still lives; Cancellation. Needs the permission."""
+    """End a run durably without its worker, fence what still lives; Cancellation. Needs the permission."""
     run = _run_for_operator(actor, run_id)
     if not reason.strip():
         raise Invalid('"reason" is missing: say why the run has to end.')

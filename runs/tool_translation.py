@@ -89,6 +89,11 @@ class ToolTranslation:
                 self._outcomes.pop(call["id"], None)
             self._calls[call["id"]] = _Call(call["id"], message, call["name"], call["args"])
 
+    def name(self, call_id: str) -> str:
+        """The name of the tool of a call."""
+        call = self._calls.get(call_id)
+        return call.name if call else ""
+
     # Chunks
 
     def feed(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:

@@ -124,6 +124,10 @@ class Translator:
         """Ids of the tool calls whose tools run now, with the monotonic time each began."""
         return self._tools.open
 
+    def tool_name(self, call_id: str) -> str:
+        """The name of the tool of a call."""
+        return self._tools.name(call_id)
+
     # Chunks
 
     def feed(self, namespace: tuple[str, ...], mode: str, payload: Any) -> None:

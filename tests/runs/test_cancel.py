@@ -203,7 +203,7 @@ async def test_c04_no_call_that_had_not_started_starts_any_more(
         run_id = await stage.start()
         await stage.marks.seen("slow_async started")
         await event(run_id, "tool.started")
-            began = {
+        began = {
             row.name + str(row.args)
             for row in await in_thread(lambda: list(ToolCall.objects.exclude(started_at=None)))
         }

@@ -1,35 +1,51 @@
-"""The sweep: whatever a crash, a kill or a lost signal left behind is brought into order.
+"""Whatever a crash, a kill or a lost signal left behind is brought into order.
 
-Any number of processes may sweep at once, each step is a compare-and-set; nothing waits for somebody to
+Any number of processes may do this at once, each step is a compare-and-set; nothing waits for somebody to
 open a page.
 """
 
+import logging
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.db.models.functions import Now
 
-from runs import dispatch, lifecycle, liveness
+from runs import admission, agents, dispatch, interruptions, lifecycle, liveness
+from runs.checkpoints import Checkpoints
+from runs.database import in_thread
+from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.models import Cancellation, Run, Session, Worker
 from runs.states import InterruptReason, RunStatus
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class Swept:
-    """What one sweep did."""
+    """What was done to bring everything into order."""
 
     workers_lost: int = 0  # found dead and taken off the list
     runs_interrupted: int = 0  # taken from dead workers: interrupted, or cancelled when that was accepted
     cancellations_timed_out: int = 0  # overdue while their worker lives
     sessions_offered: int = 0  # with a run to claim that nobody was seen to take
+    runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
+    runs_dismissed: int = 0  # interrupted ones that nobody goes on from, as their agents' policy is
 
     def __str__(self) -> str:
         return ", ".join(
             f"{field.name.replace('_', ' ')}: {getattr(self, field.name)}" for field in fields(self)
         )
+
+
+async def recover(checkpoints: Checkpoints, own: UUID | None = None) -> Swept:
+    """One sweep, then what the agents' policies say of interrupted turns; ``own`` as in ``sweep``."""
+    swept = await in_thread(sweep, own)
+    for run in await in_thread(_undecided):
+        await _apply_policy(run, checkpoints, swept)
+    return swept
 
 
 def sweep(own: UUID | None = None) -> Swept:
@@ -83,3 +99,36 @@ def _offer_waiting_sessions(swept: Swept) -> None:
     for session_id in waiting.values_list("id", flat=True):
         dispatch.offer(session_id)
         swept.sessions_offered += 1
+
+
+# What becomes of an interrupted turn by itself
+
+
+def _undecided() -> list[Run]:
+    """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
+    by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
+    interrupted = Run.objects.filter(
+        session__agent__in=by_policy,
+        status=RunStatus.INTERRUPTED,
+        resolution__isnull=True,
+        position=F("session__last_position"),
+    )
+    return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
+
+
+async def _apply_policy(run: Run, checkpoints: Checkpoints, swept: Swept) -> None:
+    """Resume or dismiss; a decision of somebody else's that came first stands."""
+    try:
+        if agents.policy_of(run.session.agent).on_interrupt == "dismiss":
+            await in_thread(admission.dismiss, run)
+            swept.runs_dismissed += 1
+        elif run.automatic_resumes < settings.RUNS_MAX_RESUMES and await interruptions.is_safe(
+            run, checkpoints
+        ):
+            # Still the turn of whoever asked for it.
+            await in_thread(admission.resume, run, run.requested_by, automatic=True)
+            swept.runs_resumed += 1
+    except (NotInterrupted, NotFound, AgentMismatch):
+        pass
+    except Exception:  # a graph's own reducers may raise anything; the other turns go on all the same
+        logger.exception("Interrupted run %s is left to its user.", run.id)

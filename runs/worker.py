@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db.models.functions import Now
 
-from runs import dispatch, lifecycle, liveness, recovery
+from runs import dispatch, lifecycle, liveness, recovery, titles
 from runs.bus import Bus, Message, worker_group
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
@@ -48,6 +48,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims: set[asyncio.Task[None]] = set()
+        self._titles: set[asyncio.Task[None]] = set()
         self._wanted: dict[UUID, None] = {}  # sessions offered while there was no room, in order
         self._heart: asyncio.Task[None] | None = None
 
@@ -92,9 +93,10 @@ class Supervisor:
             self._heart.cancel()
             await asyncio.gather(self._heart, return_exceptions=True)
         dispatch.attach(None)
-        for task in self._tasks:
+        unfinished = self._tasks | self._titles
+        for task in unfinished:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*unfinished, return_exceptions=True)
         await self.writer.close()
         await self.hub.close()
         await self.checkpoints.close()
@@ -109,20 +111,20 @@ class Supervisor:
 
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes for a session that is being deleted; afterwards nothing here writes for it."""
-        mine = [one for one in self.executions.values() if one.run.session_id == session_id]
+        mine = self._of_session(session_id)
         for execution in mine:
             execution.stop(StopReason.FENCED)
         await asyncio.gather(*(execution.ended.wait() for execution in mine))
 
     async def beat(self) -> None:
-        """One heartbeat: sign of life, a look at the marks on one's own runs, one sweep."""
+        """One heartbeat: sign of life, a look at the marks on one's own runs, one recovery."""
         if not await in_thread(self._sign_of_life):
             # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
             await in_thread(self._register)
         for run_id, reason in await in_thread(self._marks):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)
-        await in_thread(recovery.sweep, self.id)
+        await recovery.recover(self.checkpoints, self.id)
 
     def _want(self, session_id: UUID) -> None:
         if self.leaving:
@@ -148,6 +150,9 @@ class Supervisor:
         run = await in_thread(lifecycle.claim, session_id, self.id)
         if run is None:
             return
+        # A run that was ended without its execution: this one may not have heard of it yet.
+        for earlier in self._of_session(session_id):
+            await earlier.fence()
         execution = Execution(run, self.writer, self.checkpoints)
         self.executions[run.id] = execution
         task = asyncio.create_task(self._execute(execution), name=f"run {run.id}")
@@ -157,11 +162,18 @@ class Supervisor:
     async def _execute(self, execution: Execution) -> None:
         try:
             await execution.run_to_its_end()
+            if not self.leaving:
+                task = asyncio.create_task(titles.improve(execution.run), name=f"title {execution.run.id}")
+                self._titles.add(task)
+                task.add_done_callback(self._titles.discard)
         finally:
             del self.executions[execution.run.id]
             if execution.straggles(lambda: self.stragglers.discard(execution)):
                 self.stragglers.add(execution)
             self._claim_wanted()
+
+    def _of_session(self, session_id: UUID) -> list[Execution]:
+        return [one for one in self.executions.values() if one.run.session_id == session_id]
 
     async def _ended(self, seconds: float) -> None:
         tasks = list(self._tasks)

@@ -1,0 +1,27 @@
+"""Bring into order, now, what a crash or a lost signal left behind."""
+
+import asyncio
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import connections
+
+from runs import recovery
+from runs.worker import process_checkpoints
+
+
+class Command(BaseCommand):
+    help = (
+        "Does once what every server and worker does with each heartbeat: ends the runs of workers that are"
+        " gone, settles overdue cancels, and resumes or dismisses interrupted runs where their agent's policy"
+        " is to do so. What is to be executed, a server or worker takes with its next heartbeat."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> str:
+        connections.close_all()  # this thread becomes the event loop's and must not hold one
+        return str(asyncio.run(_recover()))
+
+
+async def _recover() -> recovery.Swept:
+    async with process_checkpoints() as checkpoints:
+        return await recovery.recover(checkpoints)

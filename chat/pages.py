@@ -61,8 +61,7 @@ def new_chat(request: HttpRequest) -> HttpResponseBase:
 @page
 @require_GET
 def session(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
-    everything = request.GET.get("show") == "all"
-    return _render_page(request, transcript.read(_user(request), session_id, everything=everything))
+    return _render_page(request, _read(request, session_id))
 
 
 @page
@@ -71,7 +70,7 @@ def turns(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     """The turns as the page shows them, or one (``?run=``): what a script puts in place of streamed text."""
     run_id = request.GET.get("run")
     if run_id is None:
-        return render(request, "chat/turns.html", {"transcript": transcript.read(_user(request), session_id)})
+        return render(request, "chat/turns.html", {"transcript": _read(request, session_id)})
     turn = transcript.read_turn(_user(request), session_id, run_id)
     if turn is None:
         raise Http404
@@ -202,6 +201,11 @@ def _chosen(posted: str, value: Any) -> Any:
     if isinstance(options, list):
         return next((option for option in options if str(option) == posted), posted)
     return posted.replace("\r\n", "\n")
+
+
+def _read(request: HttpRequest, session_id: uuid.UUID) -> transcript.Transcript:
+    limit = None if request.GET.get("show") == "all" else transcript.PAGE
+    return transcript.read(_user(request), session_id, limit=limit)
 
 
 def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> HttpResponse:

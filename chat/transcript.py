@@ -13,6 +13,7 @@ from runs.operations import Actor, Data, Id
 from runs.states import Resolution, RunStatus
 
 PAGE = 200  # messages on a page before the reader asks for all
+TURN = 40  # messages that are read for one turn before it is looked for in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,8 @@ class Transcript:
     complete: bool  # False when older messages were left out
 
 
-def read(actor: Actor, session_id: Id, *, everything: bool = False) -> Transcript:
-    """The session's transcript. Raises NotFound for what is unknown or somebody else's."""
-    limit = None if everything else PAGE
+def read(actor: Actor, session_id: Id, *, limit: int | None = PAGE) -> Transcript:
+    """The session's transcript, or the end of it. Raises NotFound for what is unknown or somebody else's."""
     history = async_to_sync(operations.history)(actor, session_id, limit=limit)
     messages, latest = history["messages"], history["run"]
     return Transcript(
@@ -73,13 +73,16 @@ def read(actor: Actor, session_id: Id, *, everything: bool = False) -> Transcrip
 
 def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
     """One turn of the session, or None when its messages are in the history no longer."""
-    transcript = read(actor, session_id)
-    found = next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
+    transcript = read(actor, session_id, limit=TURN)
+    found = _find(transcript, run_id)
     if not transcript.complete and (found is None or found is transcript.turns[0]):
         # It may begin before the part that was read.
-        transcript = read(actor, session_id, everything=True)
-        found = next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
+        found = _find(read(actor, session_id, limit=None), run_id)
     return found
+
+
+def _find(transcript: Transcript, run_id: Id) -> Turn | None:
+    return next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
 
 
 def open_questions(run: Run) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """How the pages write numbers, times and tool calls."""
 
 import json
+import re
+from dataclasses import dataclass
 from typing import Any
 
 from django import template
@@ -10,6 +12,7 @@ from chat.rendering import render_markdown
 register = template.Library()
 register.filter("markdown", render_markdown)
 
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _CALL_STATES = {
     "running": "Running",
     "completed": "Done",
@@ -17,6 +20,36 @@ _CALL_STATES = {
     "cancelled": "Stopped",
     "interrupted": "Interrupted",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A text on its way, cut where no more words can change how what is before them is rendered."""
+
+    head: str  # whole paragraphs and the like
+    tail: str  # what may still become anything
+
+    @property
+    def length(self) -> int:
+        """Of the head, as JavaScript counts."""
+        return len(self.head.encode("utf-16-le", "surrogatepass")) // 2
+
+
+@register.filter
+def settled(text: str) -> Settled:
+    """Cut a streaming text behind its last blank line that is not inside a block of code."""
+    cut = length = 0
+    fence = ""
+    for line in text.splitlines(keepends=True):
+        length += len(line)
+        mark = _FENCE.match(line)
+        if mark and not fence:
+            fence = mark[1]
+        elif mark and mark[1].startswith(fence) and not line.strip(" `~\r\n"):
+            fence = ""
+        elif not fence and not line.strip() and line.endswith("\n"):
+            cut = length
+    return Settled(text[:cut], text[cut:])
 
 
 @register.filter

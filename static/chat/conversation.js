@@ -13,6 +13,7 @@ const RENDER_AFTER = ["message.completed", "run.waiting", "run.answered"];
 const TERMINAL = { "run.completed": "", "run.failed": "The turn failed.", "run.cancelled": "Stopped.", "run.interrupted": "Interrupted." };
 const CONNECTION = { live: "Live", reconnecting: "Reconnecting…", offline: "Offline" };
 const ACCEPTED_WITHIN = 5_000;
+const RENDER_EVERY = 1_000;
 
 export class Conversation {
   /** open(url, {replace, gone}) shows another page in place of this one. */
@@ -25,7 +26,10 @@ export class Conversation {
       note: (sentence) => this.note(sentence),
     });
     this.scroller = new Scroller(byId("log"), byId("jump"));
-    this.transcript = new Transcript(byId("turns"), () => this.scroller.keepUp());
+    this.transcript = new Transcript(byId("turns"), {
+      onDraw: () => this.scroller.keepUp(),
+      onParagraph: (run) => this.#renderSoon(run),
+    });
     if (!this.id) return;
 
     this.cursor = { run: main.dataset.run, seq: Number(main.dataset.seq || 0) };
@@ -46,6 +50,7 @@ export class Conversation {
   }
 
   close() {
+    clearTimeout(this.soon);
     this.socket?.close();
     this.scroller.close();
   }
@@ -187,9 +192,17 @@ export class Conversation {
     if (again) this.#render(run);
   }
 
+  /** Paragraphs of an answer on its way are rendered too, but no more often than a reader needs. */
+  #renderSoon(run) {
+    this.soon ||= setTimeout(() => {
+      this.soon = 0;
+      this.#render(run);
+    }, RENDER_EVERY);
+  }
+
   async #renderAll() {
     try {
-      const fresh = parseTurns(await getHtml(`/chat/${this.id}/messages/`));
+      const fresh = parseTurns(await getHtml(`/chat/${this.id}/messages/${location.search}`));
       const { run, seq } = fresh.dataset;
       if (run === this.cursor.run && Number(seq) < this.cursor.seq) return;
       this.cursor = { run, seq: Number(seq) };

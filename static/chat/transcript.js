@@ -6,10 +6,11 @@ import { fromTemplate, parse, reconcile } from "./dom.js";
 const TOOL_STATES = { completed: "Done", failed: "Failed", cancelled: "Stopped" };
 
 export class Transcript {
-  /** onDraw(): the screen has changed. */
-  constructor(list, onDraw) {
+  /** onDraw(): the screen has changed. onParagraph(run): there is more than the last paragraph to render. */
+  constructor(list, { onDraw, onParagraph }) {
     this.list = list;
     this.onDraw = onDraw;
+    this.onParagraph = onParagraph;
     this.undrawn = new Map(); // message id → {run, text} that came since the last frame
     this.frame = 0;
   }
@@ -35,9 +36,11 @@ export class Transcript {
     this.frame = 0;
     if (!this.undrawn.size) return;
     for (const [id, { run, text }] of this.undrawn) {
-      const place = this.ensureMessage(run, id, "assistant").querySelector(".text");
-      if (place.lastChild?.nodeType === Node.TEXT_NODE) place.lastChild.appendData(text);
-      else place.append(text);
+      const tail = this.ensureMessage(run, id, "assistant").querySelector(".plain");
+      if (!tail) continue; // it is complete, and rendered
+      if (tail.lastChild) tail.lastChild.appendData(text);
+      else tail.append(text);
+      if (/\n\s*\n/.test(tail.textContent)) this.onParagraph(run);
     }
     this.undrawn.clear();
     this.onDraw();
@@ -58,10 +61,7 @@ export class Transcript {
       reconcile(holder, wanted);
       holder.replaceWith(holder.firstElementChild);
     } else {
-      for (const done of fresh.querySelectorAll('.message:not([data-status="streaming"])')) {
-        const text = this.message(done.dataset.message)?.querySelector(".text");
-        text?.replaceWith(done.querySelector(".text"));
-      }
+      for (const message of fresh.querySelectorAll(".message")) this.#takeText(message);
     }
     this.onDraw();
   }
@@ -96,6 +96,7 @@ export class Transcript {
       message.dataset.role = role;
       message.dataset.status = "streaming";
       message.querySelector("h3").textContent = role === "user" ? "You" : "Assistant";
+      if (role !== "user") message.querySelector(".text").replaceWith(fromTemplate("text-template"));
       this.ensureTurn(run, "running").querySelector(".outcome").before(message);
     }
     return message;
@@ -116,6 +117,20 @@ export class Transcript {
     write(card, { state: TOOL_STATES[status], ...parts });
   }
 
+  /** The rendered text of a message; of one on its way the paragraphs that are whole. */
+  #takeText(fresh) {
+    const shown = this.message(fresh.dataset.message)?.querySelector(".text");
+    if (!shown) return;
+    if (fresh.dataset.status !== "streaming") return void shown.replaceWith(fresh.querySelector(".text"));
+    const prose = shown.querySelector("[data-length]");
+    const more = fresh.querySelector("[data-length]");
+    const gained = Number(more.dataset.length) - Number(prose?.dataset.length ?? Infinity);
+    if (gained <= 0 || Number.isNaN(gained)) return;
+    const tail = shown.querySelector(".plain");
+    prose.replaceWith(more);
+    tail.textContent = tail.textContent.slice(gained);
+  }
+
   #later(run, { message, text }) {
     const waiting = this.undrawn.get(message);
     if (waiting) waiting.text += text;
@@ -132,7 +147,7 @@ const HANDLERS = {
     if (!data.input || this.message(data.message)) return;
     const message = this.ensureMessage(run, data.message, "user");
     message.dataset.status = "complete";
-    message.querySelector(".text").textContent = data.input;
+    message.querySelector(".plain").textContent = data.input;
     turn.prepend(message);
   },
   "run.started"(run, data) {
@@ -146,8 +161,10 @@ const HANDLERS = {
     if (data.role !== "assistant") return;
     const message = this.ensureMessage(run, data.message, data.role);
     message.dataset.status = data.status;
-    const text = message.querySelector(".text");
-    if (text.textContent !== data.text) text.textContent = data.text;
+    // The words are final; until the server has rendered them the rest stands here as it is.
+    const tail = message.querySelector(".plain");
+    const length = Number(message.querySelector("[data-length]")?.dataset.length ?? 0);
+    if (tail) tail.textContent = data.text.slice(length);
   },
   "tool.started"(run, data) {
     if (this.call(data.tool_call)) return;

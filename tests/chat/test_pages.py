@@ -10,6 +10,7 @@ from django.test import AsyncClient, Client
 from django.utils.html import escape
 
 from chat import tokens
+from chat.templatetags.transcript import settled
 from runs import operations
 from runs.database import in_thread
 from runs.models import Run, Session
@@ -175,7 +176,7 @@ async def test_line_24_the_first_paint_says_where_to_follow_on_and_what_is_pendi
     assert seen
     assert int(seen[1]) >= 3
     assert 'data-cancellation-pending="false" data-cancellation-revision="0"' in page
-    assert '<div class="text plain">Half an answer</div>' in page
+    assert '<div class="plain">Half an answer</div>' in page
     assert re.search(r'id="stop"[^>]*>Stop<', page)
     assert not re.search(r'id="stop"[^>]*(hidden|disabled)', page)
 
@@ -327,6 +328,29 @@ def test_a_password_change_keeps_this_login_and_needs_the_old_password(client, a
     alice.refresh_from_db()
     assert alice.check_password("a-new-long-one")
     assert client.get("/account/").status_code == 200
+
+
+# Text on its way
+
+
+@pytest.mark.parametrize(
+    ("text", "head"),
+    [
+        ("", ""),
+        ("One line", ""),
+        ("One\n\nTwo", "One\n\n"),
+        ("One\n \nTwo\n\nThree", "One\n \nTwo\n\n"),
+        ("One\n\n```py\na\n\nb", "One\n\n"),
+        ("```\na\n\nb\n```\n\nTwo", "```\na\n\nb\n```\n\n"),
+        ("~~~\n```\n\nb", ""),
+        ("````\n```\n\nb", ""),
+        ("\U0001f6a2\n\nTwo", "\U0001f6a2\n\n"),
+    ],
+)
+def test_a_streaming_text_is_rendered_up_to_its_last_whole_paragraph(text, head):
+    parts = settled(text)
+    assert (parts.head, parts.head + parts.tail) == (head, text)
+    assert parts.length == len(head) + head.count("\U0001f6a2")
 
 
 # All pages

@@ -10,8 +10,7 @@ from django.conf import settings
 from langgraph.channels import DeltaChannel
 from langgraph.constants import START
 from langgraph.graph.message import _messages_delta_reducer
-from langgraph.graph.state import StateGraph
-from langgraph.pregel import Pregel
+from langgraph.graph.state import CompiledStateGraph, StateGraph
 
 from runs.errors import AgentMismatch
 
@@ -47,9 +46,9 @@ class Agent:
 
     name: str
     policy: Policy
-    graph: Pregel[Any, Any, Any, Any]
+    graph: CompiledStateGraph[Any, Any, Any, Any]
 
-    def graph_on(self, saver: Any) -> Pregel[Any, Any, Any, Any]:
+    def graph_on(self, saver: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
         """The graph with ``saver`` as its checkpointer."""
         return self.graph.copy(update={"checkpointer": saver})
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import InterfaceError, OperationalError
+from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, NodeCancelledError
 from langgraph.runtime import RunControl
 
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-STREAM_MODES = ["messages", "updates", "tools", "custom"]
+STREAM_MODES: Any = ["messages", "updates", "tools", "custom"]  # its type lacks "tools"
 
 # How often the limits of a running turn are looked at, in seconds.
 _WATCH = 0.5
@@ -102,7 +103,7 @@ class Execution:
         self._control.request_drain()
 
     def straggles(self, ended: Callable[[], None]) -> bool:
-        """Whether something that was given up on still works; then ``ended`` is called when it does not."""
+        """Whether what was given up on still works; then ``ended`` is called when it does not any more."""
         self._on_stragglers_ended = ended
         return bool(self.token.work.stragglers())
 
@@ -151,7 +152,8 @@ class Execution:
         graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
         watch = asyncio.create_task(self._watch(), name=f"limits {self.run.id}")
         try:
-            await asyncio.wait({graph_task, watch, self._stop}, return_when=asyncio.FIRST_COMPLETED)
+            first: set[asyncio.Future[Any]] = {graph_task, watch, self._stop}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
             watch.cancel()
         if graph_task.done():
@@ -164,12 +166,12 @@ class Execution:
         return ending
 
     async def _stream(self, given: Any) -> None:
-        config = {
+        config: RunnableConfig = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
             "callbacks": [*self._translator.callbacks, self._failures, self._results],
         }
-        chunks = self._graph.astream(
+        chunks: Any = self._graph.astream(
             given,
             config,
             stream_mode=STREAM_MODES,

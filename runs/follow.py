@@ -4,7 +4,7 @@ The channel layer is a hint, the log is the truth: an event is passed on only wh
 whatever does not fit is read from the log, whose order is (position of the run, seq).
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -15,7 +15,7 @@ from runs import representations
 from runs.bus import Message
 from runs.database import in_thread
 from runs.errors import NotFound, Unavailable
-from runs.events import TERMINAL_TYPES, encode, wire
+from runs.events import TERMINAL_TYPES, encode, timestamp, wire
 from runs.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
 
@@ -99,7 +99,7 @@ class _Place:
         return (position, seq) > (self.position, self.seq)
 
 
-async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncIterator[Item]:
+async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncGenerator[Item, None]:
     """All of a session, from behind ``cursor`` or from now; see ``runs.operations.follow_session``."""
     async with _hub().session(session_id) as feed:
         first, place = await in_thread(_start, session_id, cursor)
@@ -170,7 +170,7 @@ class _SessionFollower:
         if feed.state is not None:
             updated_at, position, seq = feed.state
             self._behind |= self._place.is_before(position or 0, seq or 0)
-            self._moved |= representations.timestamp(updated_at) > self._shown
+            self._moved |= timestamp(updated_at) > self._shown
         feed.lost, feed.state = False, None
 
     async def read_again(self) -> SessionChanged | SessionDeleted | None:
@@ -190,7 +190,7 @@ class _SessionFollower:
         return SessionChanged(current)
 
 
-async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncIterator[Event]:
+async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Event, None]:
     """The events of one run behind ``after``, up to its terminal one."""
     async with _hub().session(session_id) as feed:
         seq, behind = after, True
@@ -218,7 +218,7 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncIterator[Event
                 feed.lost, feed.state, behind = False, None, True
 
 
-async def user(user_id: Any) -> AsyncIterator[Item]:
+async def user(user_id: Any) -> AsyncGenerator[Item, None]:
     """The summaries of a user's sessions as they change."""
     async with _hub().user(user_id) as feed:
         shown = dict(await in_thread(_summaries, user_id, None))
@@ -298,10 +298,11 @@ def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
     page = []
     position, ended = place.position, place.ended
     for row in rows:
-        if row[5] != position and not ended:
+        of_run = row[5] or 0
+        if of_run != position and not ended:
             break
         event = _event(row)
-        position, ended = row[5], event.terminal
+        position, ended = of_run, event.terminal
         page.append((position, event))
     return page
 

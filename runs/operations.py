@@ -11,7 +11,7 @@ are the shapes of the wire contract (Session, Run, Cancellation, Message, Event)
 times are strings.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -78,7 +78,11 @@ def create_session(
         raise Invalid(f"There is no agent of that name. Configured: {', '.join(names)}.")
     source = TitleSource.USER if title else TitleSource.WORDS
     session = Session.objects.create(
-        owner=actor, agent=agent, title=_title(title) if title else "", title_source=source, origin=origin
+        owner_id=actor.pk,
+        agent=agent,
+        title=_title(title) if title else "",
+        title_source=source,
+        origin=origin,
     )
     lifecycle.session_created(session)
     return session_snapshot(actor, session.id)
@@ -96,7 +100,7 @@ def sessions(
     actor: Actor, *, search: str = "", status: str = "", origin: Origin | None = Origin.CHAT
 ) -> QuerySet[Session]:
     """One's own sessions, most recently changed first; represent a page with ``represent_sessions``."""
-    found = representations.with_status(Session.objects.filter(owner=actor)).order_by("-updated_at", "-id")
+    found = representations.with_status(Session.objects.filter(owner=actor.pk)).order_by("-updated_at", "-id")
     if origin is not None:
         found = found.filter(origin=origin)
     if search:
@@ -211,7 +215,7 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     tools have done, and it does not wait. Of a finished run: ``id`` None and outcome ``already_finished``.
     """
     run = _run(actor, run_id)
-    asked = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
     return _represent(lifecycle.request_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
@@ -220,7 +224,7 @@ def cancel_session(
 ) -> Data:
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
-    asked = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
     return _represent(lifecycle.request_session_cancel(found.id, **asked), found.id, None, asked)
 
 
@@ -234,7 +238,7 @@ def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
     run = _run_for_operator(actor, run_id)
     if not reason.strip():
         raise Invalid('"reason" is missing: say why the run has to end.')
-    asked = {"source": CancelSource.OPERATOR, "reason": _reason(reason), "requested_by": actor}
+    asked: Data = {"source": CancelSource.OPERATOR, "reason": _reason(reason), "requested_by": actor}
     return _represent(lifecycle.force_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
@@ -272,7 +276,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Dat
 
 async def follow_session(
     actor: Actor, session_id: Id, cursor: tuple[Id, int] | None = None
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """Everything that happens in a session, in order, each event once; see ``runs.follow``.
 
     The first item is SessionChanged. Without a cursor events follow from its ``active_run.last_seq``; with
@@ -286,7 +290,7 @@ async def follow_session(
             yield item
 
 
-async def follow_run(actor: Actor, run_id: Id, after: int = 0) -> AsyncIterator[Item]:
+async def follow_run(actor: Actor, run_id: Id, after: int = 0) -> AsyncGenerator[Item, None]:
     """The Event items of one run behind ``after``; ends after the terminal event."""
     run = await in_thread(_run, actor, run_id)
     async with aclosing(follow.run(run.session_id, run.id, after)) as items:
@@ -294,7 +298,7 @@ async def follow_run(actor: Actor, run_id: Id, after: int = 0) -> AsyncIterator[
             yield item
 
 
-async def follow_user(actor: Actor) -> AsyncIterator[Item]:
+async def follow_user(actor: Actor) -> AsyncGenerator[Item, None]:
     """SummaryChanged and SessionDeleted for all of one's own sessions, live."""
     async with aclosing(follow.user(actor.pk)) as items:
         async for item in items:

@@ -47,7 +47,7 @@ def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
             **{f"total_{name}": Sum(name) for name in _SUMMED},
         )
     )
-    found = {row["session"]: row for row in rows}
+    found: dict[UUID, Any] = {row["session"]: row for row in rows}
     return {session_id: _of_row(found.get(session_id)) for session_id in ids}
 
 

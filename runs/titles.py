@@ -1,4 +1,4 @@
-"""A better title than the user's first words, from whoever the agent's policy names; outside the turn's numbers."""
+"""A better title than the user's first words, by the agent's policy; outside the turn's numbers."""
 
 import logging
 from uuid import UUID
@@ -15,7 +15,7 @@ TITLE_LIMIT = 200
 
 
 async def improve(run: Run) -> None:
-    """After the first answer of a session, replace the words in its title by a generated one. Never raises."""
+    """After a session's first answer, put a generated title in place of the words. Never raises."""
     try:
         generate = agents.policy_of(run.session.agent).generate_title
         said = await in_thread(_first_answer, run.id) if generate is not None else None

@@ -47,7 +47,7 @@ def olivia(db, django_user_model):
 
 @pytest.fixture
 def serve(settings):
-    """Configure agents by name: ``serve(build)`` or ``serve(other=build)``; a build returns an uncompiled graph."""
+    """Configure agents: ``serve(build)`` or ``serve(name=build)``; a build returns an uncompiled graph."""
 
     def configure(build=None, **others):
         agents.forget()

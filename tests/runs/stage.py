@@ -1,4 +1,4 @@
-"""A stage for whole turns: alice, a strict provider over HTTP, test tools, and questions to ask afterwards."""
+"""A stage for whole turns: alice, a strict provider over HTTP, test tools, and questions afterwards."""
 
 from contextlib import asynccontextmanager
 

@@ -1,6 +1,7 @@
 """What a user sees and does in the chat, in a real browser against a real server."""
 
 import re
+import time
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -51,6 +52,19 @@ def held(provider: RemoteProvider, before: str, after: str = " and the rest.") -
     return f"Please answer {key}", key
 
 
+def wait_for_the_model(provider: RemoteProvider, message: str) -> None:
+    """Wait until the model has said all it had to say to this message."""
+    deadline = time.monotonic() + 15
+    while True:
+        calls = provider.ledger()["calls"]
+        if any(
+            each["messages"][-1]["content"] == message and each["outcome"] == "completed" for each in calls
+        ):
+            return
+        assert time.monotonic() < deadline, "the model did not come to its end"
+        time.sleep(0.05)
+
+
 def words_of(page: Page) -> str:
     return " ".join(answers(page).last.inner_text().split())
 
@@ -94,6 +108,42 @@ def test_line_3_a_turn_goes_on_when_every_page_is_closed(visit, provider):
     provider.open(gate)
     page = visit().new_page(url)
     expect(answers(page)).to_have_text("Before the tab was closed and after.")
+
+
+def test_the_whole_paragraphs_of_an_answer_on_its_way_are_rendered(visitor, provider):
+    key = uuid4().hex
+    provider.add(
+        Round(text("## Title\n\nSome **bold** words.\n\nThen **half"), Hold(key), text("** of it.")),
+        marker=key,
+    )
+    page = visitor.new_page("/chat/")
+    send(page, f"Write {key}")
+    expect(page.locator(".prose h2")).to_have_text("Title")
+    expect(page.locator(".prose strong")).to_have_text("bold")
+    expect(answers(page).locator(".plain")).to_have_text("Then **half")
+    page.reload()
+    expect(answers(page).locator(".plain")).to_have_text("Then **half")
+    provider.open(key)
+    expect(page.locator(".prose strong").last).to_have_text("half")
+    expect(answers(page)).to_contain_text("Then half of it.")
+
+
+def test_line_4_a_page_that_was_cut_off_gets_what_it_missed(visit, provider):
+    message, gate = held(provider, "Before the tunnel,", " inside it, and behind.")
+    visitor = visit()
+    visitor.expected = "ERR_|WebSocket"
+    page = visitor.new_page("/chat/")
+    send(page, message)
+    expect(answers(page)).to_have_text("Before the tunnel,")
+    working(page, "running")
+    visitor.context.set_offline(True)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "offline")
+    provider.open(gate)
+    wait_for_the_model(provider, message)
+    expect(answers(page)).to_have_text("Before the tunnel,")
+    visitor.context.set_offline(False)
+    expect(answers(page)).to_have_text("Before the tunnel, inside it, and behind.")
+    working(page, "completed")
 
 
 def test_line_12_a_second_tab_sees_the_same_and_the_same_stop(visitor, provider):

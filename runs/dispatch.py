@@ -1,18 +1,31 @@
-"""How a session that has something to do comes to a worker's notice. A hint, like all telling: the sweep
-dispatches again what nobody took, and claim alone decides who executes what.
+"""The way from a change in the database to whoever executes runs.
+
+Dispatching is a hint, like all telling: the sweep dispatches again what nobody took, and claim alone
+decides who executes what.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 from uuid import UUID
 
 from django.db import transaction
 
-_offers: list[Callable[[UUID], None]] = []  # of this process: at most one
+
+class Executor(Protocol):
+    """The one in this process who executes runs. Its methods may be called from any thread."""
+
+    def offer(self, session_id: UUID) -> None:
+        """Claim and execute the session's first in line, soon."""
+
+    def seal(self, run_id: UUID) -> None:
+        """If it executes this run: from now on none of its checkpoints is written any more."""
 
 
-def attach(offer: Callable[[UUID], None] | None) -> None:
-    """Name the one in this process who executes runs; ``offer`` may be called from any thread."""
-    _offers[:] = [offer] if offer else []
+_executors: list[Executor] = []  # at most one
+
+
+def attach(executor: Executor | None) -> None:
+    """Name the one in this process who executes runs."""
+    _executors[:] = [executor] if executor else []
 
 
 def request(session_id: UUID) -> None:
@@ -21,6 +34,13 @@ def request(session_id: UUID) -> None:
 
 
 def offer(session_id: UUID) -> None:
-    """Offer the session to this process's worker now."""
-    for take in _offers:
-        take(session_id)
+    """Offer the session to this process's executor now."""
+    for executor in _executors:
+        executor.offer(session_id)
+
+
+def seal(run_id: UUID) -> None:
+    """Before a run is taken from a live execution: the checkpoint file of SQLite cannot see a run's status,
+    so the gate of its one process is closed by hand. On PostgreSQL the run's row is the fence."""
+    for executor in _executors:
+        executor.seal(run_id)

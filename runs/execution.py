@@ -98,6 +98,11 @@ class Execution:
         self.stop(StopReason.FENCED)
         await self._saver.seal()
 
+    async def seal(self) -> None:
+        """Let no checkpoint be written any more, and wait for those on their way."""
+        self.stop(StopReason.FENCED)
+        await self._saver.seal()
+
     def drain(self) -> None:
         """Let the graph come to its next step and end there; a turn in its last step still completes."""
         self._control.request_drain()

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from runs import (
     admission,
@@ -106,7 +106,8 @@ def sessions(
     if search:
         if "\0" in search or len(search) > SEARCH_LIMIT:
             raise Invalid(f'"search" must be a text of at most {SEARCH_LIMIT} characters without NUL.')
-        found = found.filter(Q(title__icontains=search) | Q(runs__input__icontains=search)).distinct()
+        said = Run.objects.filter(session=OuterRef("pk"), input__icontains=search)
+        found = found.filter(Q(title__icontains=search) | Q(Exists(said)))
     if status:
         if status not in SessionStatus.values:
             raise Invalid(f'"status" must be one of {", ".join(SessionStatus.values)}.')

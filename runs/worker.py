@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar
@@ -29,6 +30,8 @@ VERSION = "1.0.0"
 
 # Of the time to leave, this part is for turns that may still end by themselves.
 _DRAIN_SHARE = 0.5
+# A checkpoint on its way to the disk is waited for this long.
+_SEAL_SECONDS = 10
 
 
 class Supervisor:
@@ -46,6 +49,7 @@ class Supervisor:
         self.stragglers: set[Execution] = set()
         self.leaving = False
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims: set[asyncio.Task[None]] = set()
         self._titles: set[asyncio.Task[None]] = set()
@@ -63,7 +67,7 @@ class Supervisor:
         supervisor.writer.start()
         await bus.listen(worker_group(supervisor.id), supervisor._hear)
         await in_thread(supervisor._register)
-        dispatch.attach(supervisor.offer)
+        dispatch.attach(supervisor)
         cls.current = supervisor
         await supervisor.beat()
         supervisor._heart = asyncio.create_task(supervisor._beat_forever(), name="heartbeat")
@@ -108,6 +112,16 @@ class Supervisor:
     def offer(self, session_id: UUID) -> None:
         """Claim and execute the session's first in line, when there is room. From any thread."""
         self._loop.call_soon_threadsafe(self._want, session_id)
+
+    def seal(self, run_id: UUID) -> None:
+        """Let no checkpoint of this run be written any more. From any thread; waits unless on the loop."""
+        execution = self.executions.get(run_id)
+        if execution is None:
+            return
+        if threading.get_ident() == self._thread:
+            execution.stop(StopReason.FENCED)
+        else:
+            asyncio.run_coroutine_threadsafe(execution.seal(), self._loop).result(_SEAL_SECONDS)
 
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes for a session that is being deleted; afterwards nothing here writes for it."""

@@ -23,6 +23,11 @@ class Stage:
         self.marks = marks
         self.session = ""
 
+    @property
+    def engine(self):
+        """The engine of this process."""
+        return Supervisor.current
+
     async def open_session(self):
         """A new session; later turns go there."""
         self.session = (await in_thread(operations.create_session, self.owner))["id"]
@@ -72,8 +77,10 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(owner, serve, marks_path, *, build=fan_out_graph, rounds=(), release=None, **options):
-    """A stage whose agent has the shape ``build`` and all the test tools."""
+async def open_stage(
+    owner, serve, marks_path, *, build=fan_out_graph, rounds=(), release=None, policy=None, **options
+):
+    """A stage whose agent has the shape ``build`` and all the test tools; ``policy`` as for ``agents.agent``."""
     async with ScriptedProvider(strict=True, **options) as provider:
         provider.script.add(*rounds)
         model = ChatOpenAI(
@@ -85,7 +92,7 @@ async def open_stage(owner, serve, marks_path, *, build=fan_out_graph, rounds=()
             streaming=True,
         )
         marks = Marks(marks_path)
-        serve(lambda: build(model, tools(marks, release)))
+        serve(agents.agent(**(policy or {}))(lambda: build(model, tools(marks, release))))
         stage = Stage(owner, provider, marks)
         await stage.open_session()
         yield stage

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+from uuid import UUID
 
 import pytest
 
@@ -447,3 +448,36 @@ async def _cancel_and_wait(stage, run_id):
 def _told(run_id):
     deltas = RunEvent.objects.filter(run=run_id, type="message.delta").order_by("seq")
     return "".join(data["text"] for data in deltas.values_list("data", flat=True))
+
+
+async def test_after_a_force_cancel_nothing_of_the_run_is_written(stage, olivia):
+    """The execution is alive and in the middle of its work when an operator takes the run away."""
+    for n in range(10):
+        await stage.open_session()
+        for _ in range(30):
+            stage.script.add(call("mark", x=str(n)))
+        run_id = await stage.start()
+        await event(run_id, "tool.completed")
+        await asyncio.sleep(random.uniform(0, 0.05))
+
+        await in_thread(operations.force_cancel, olivia, run_id, "It has to end.")
+
+        log, state = await _written(run_id, stage)
+        execution = stage.engine.executions.get(UUID(run_id))
+        if execution is not None:
+            await execution.ended.wait()
+        assert await _written(run_id, stage) == (log, state)
+        assert log[-1] == "run.cancelled"
+        stage.script.clear()
+        await stage.assert_next_completes()
+        await stage.assert_sendable()
+
+
+async def _written(run_id, stage):
+    saver = stage.engine.checkpoints.reader()
+    config = {"configurable": {"thread_id": stage.session}}
+    tuples = [
+        (found.config["configurable"]["checkpoint_id"], len(found.pending_writes or []))
+        async for found in saver.alist(config)
+    ]
+    return [entry.type for entry in await log_of(run_id)], tuples

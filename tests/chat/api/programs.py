@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -54,6 +55,7 @@ def open_session(user: Any, **fields: Any) -> str:
     return str(operations.create_session(user, **fields)["id"])
 
 
+@transaction.atomic  # so that an engine that runs beside the test sees it in its final status only
 def a_run(user: Any, status: str = RunStatus.QUEUED, session: str | None = None, text: str = "hello") -> str:
     """A run in the given status, as a worker that is not there now would have left it."""
     run = operations.start_turn(user, session or open_session(user), text, multitask="enqueue")

@@ -92,7 +92,7 @@ class TestReading:
         run = await start(alice, session)
         await ended(run, "completed")
         _, http = await stream(alice, f"runs/{run}/events/?after=0", **{"last-event-id": "2"})
-        assert (await http.event())["seq"] == 3
+        assert (await http.events())[0]["seq"] == 3
 
     async def test_line_6_at_or_past_the_end_there_is_nothing(self, engine, model, alice, session):
         run = await start(alice, session)

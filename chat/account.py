@@ -8,6 +8,7 @@ from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.forms import PasswordChangeForm
+from django.contrib.auth.models import AbstractBaseUser
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -61,7 +62,7 @@ def create_token(request: HttpRequest) -> HttpResponse:
     form = TokenForm(request.POST)
     if not form.is_valid():
         return _page(request, token_form=form, status=400)
-    token = tokens.create_token(request.user, form.cleaned_data["name"], form.lifetime)
+    token = tokens.create_token(_user(request), form.cleaned_data["name"], form.lifetime)
     return _page(request, new_token=token)
 
 
@@ -69,10 +70,14 @@ def create_token(request: HttpRequest) -> HttpResponse:
 @login_required
 @require_POST
 def revoke_token(request: HttpRequest, token_id: int) -> HttpResponse:
-    if not tokens.revoke(request.user, token_id):
+    if not tokens.revoke(_user(request), token_id):
         raise Http404
     messages.success(request, "The token is revoked.")
     return redirect("account:overview")
+
+
+def _user(request: HttpRequest) -> AbstractBaseUser:
+    return request.user  # type: ignore[return-value]  # login_required has seen to it
 
 
 class _PasswordForm(PasswordChangeForm):
@@ -87,7 +92,7 @@ def _page(request: HttpRequest, *, status: int = 200, **context: Any) -> HttpRes
     shown = {
         "password_form": _PasswordForm(request.user),
         "token_form": TokenForm(),
-        "tokens": tokens.tokens_of(request.user),
+        "tokens": tokens.tokens_of(_user(request)),
         "now": timezone.now(),
         **context,
     }

@@ -1,7 +1,7 @@
 """The pages: login, chat, account."""
 
 from django.contrib.auth import views as auth
-from django.urls import include, path
+from django.urls import URLPattern, URLResolver, include, path
 
 from chat import account, pages
 
@@ -13,7 +13,7 @@ run = [
     path("dismiss/", pages.dismiss, name="dismiss"),
 ]
 
-chat = [
+chat: list[URLPattern | URLResolver] = [
     path("", pages.new_chat, name="new"),
     path("list/", pages.list_of_sessions, name="list"),
     path("<uuid:session_id>/", pages.session, name="session"),

@@ -68,7 +68,7 @@ def _bury_dead_workers(swept: Swept, own: UUID | None) -> None:
         ):
             swept.runs_interrupted += lifecycle.interrupt(run_id, worker.id, InterruptReason.WORKER_LOST)
         # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
-        gone, _ = Worker.objects.filter(id=worker.id, heartbeat_at=worker.heartbeat_at).delete()
+        gone, _ = Worker.objects.filter(id=worker.id, heartbeat_at__lte=worker.heartbeat_at).delete()
         swept.workers_lost += bool(gone)
 
 

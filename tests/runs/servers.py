@@ -1,0 +1,79 @@
+"""Servers that follow one another on the same data, in this process: each may crash or leave."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from runs import dispatch
+from runs.database import in_thread
+from runs.models import Worker
+from runs.worker import Supervisor
+
+# A process id beyond what a system gives out: of a process that is gone.
+NO_PROCESS = 2**22 + 1
+
+
+class Servers:
+    """One Supervisor at a time."""
+
+    async def start(self):
+        return await Supervisor.start()
+
+    async def restart(self):
+        """A crash, and the next server right behind it."""
+        await self.crash()
+        return await self.start()
+
+    async def crash(self):
+        """As kill -9 does it: from now on the server writes nothing, and it has told nobody.
+
+        What it executed goes on until here and no further; only a thread that blocks lives on, but to no
+        effect. Its worker's row says that its process is gone.
+        """
+        supervisor = Supervisor.current
+        Supervisor.current = None
+        dispatch.attach(None)
+        executions = list(supervisor.executions.values())
+        writing = supervisor.writer
+        await _end(supervisor._heart, writing._task)
+        if writing._commit is not None:
+            await writing._commit  # a transaction happens wholly or not at all
+        writing._logs.clear()
+        writing._thread.shutdown(wait=False)
+        for execution in executions:
+            await execution._saver.seal()
+        await _end(*supervisor._tasks, *supervisor._claims)
+        for execution in executions:
+            execution.token.work.cancel_tasks()
+            execution.token.work.kill_processes()
+        await supervisor.hub.close()
+        await supervisor.checkpoints.close()
+        await supervisor.bus.close()
+        await in_thread(lose_process, supervisor)
+
+    async def leave(self, seconds=5.0):
+        """As on SIGTERM."""
+        await Supervisor.current.leave(seconds)
+
+
+def lose_process(supervisor):
+    """Let the worker's row name a process that does not exist."""
+    Worker.objects.filter(id=supervisor.id).update(pid=NO_PROCESS, pid_started="1")
+
+
+async def _end(*tasks):
+    tasks = [task for task in tasks if task is not None]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def servers_of_a_test():
+    """The first server has started; the last one leaves at the end."""
+    servers = Servers()
+    await servers.start()
+    try:
+        yield servers
+    finally:
+        if Supervisor.current is not None:
+            await servers.leave()

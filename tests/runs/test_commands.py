@@ -1,0 +1,103 @@
+"""The operator's commands, called as manage.py calls them."""
+
+from io import StringIO
+from uuid import uuid4
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from runs import admission, lifecycle, liveness
+from runs.models import Cancellation, Run, Session, Worker
+from tests.runs.servers import NO_PROCESS
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def worker(db):
+    import os
+
+    host, boot = liveness.this_host()
+    pid = os.getpid()
+    started = liveness.process_started(pid)
+    return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
+
+
+@pytest.fixture
+def run(alice):
+    """A queued run of alice's."""
+    session = Session.objects.create(owner=alice, agent="assistant")
+    turn = admission.Turn.checked(
+        "go", multitask="reject", on_disconnect="continue", stream_modes=(), key=None
+    )
+    return admission.admit(session.id, alice, turn)
+
+
+def said(*arguments):
+    out = StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue().strip()
+
+
+def test_reconcile_runs_says_what_it_did(run, worker):
+    lifecycle.claim(run.session_id, worker.id)
+    Worker.objects.update(pid=NO_PROCESS)
+
+    first, second = said("reconcile_runs"), said("reconcile_runs")
+
+    assert first.startswith("workers lost: 1, runs interrupted: 1, ")
+    assert second.startswith("workers lost: 0, runs interrupted: 0, ")
+    run.refresh_from_db()
+    assert run.status == "interrupted"
+
+
+def test_reconcile_runs_leaves_living_workers_alone(run, worker):
+    lifecycle.claim(run.session_id, worker.id)
+
+    said("reconcile_runs")
+
+    run.refresh_from_db()
+    assert run.status == "running"
+
+
+def test_cancel_run_ends_a_queued_run_at_once(run):
+    assert said("cancel_run", str(run.id), "--reason", "It is the wrong one.") == "The run is cancelled."
+
+    recorded = Cancellation.objects.get()
+    assert (recorded.source, recorded.reason, recorded.outcome) == (
+        "operator",
+        "It is the wrong one.",
+        "cancelled",
+    )
+
+
+def test_cancel_run_records_the_acceptance_for_a_living_worker(run, worker):
+    lifecycle.claim(run.session_id, worker.id)
+
+    assert said("cancel_run", str(run.id)) == "Cancel accepted: the run's worker is stopping it."
+
+    run.refresh_from_db()
+    assert run.cancel_requested_at is not None
+    assert Cancellation.objects.get().settled_at is None
+
+
+def test_cancel_run_ends_the_run_of_a_dead_worker(run, worker):
+    lifecycle.claim(run.session_id, worker.id)
+    Worker.objects.update(pid=NO_PROCESS)
+
+    assert said("cancel_run", str(run.id)).startswith("The run is cancelled; it had no worker")
+
+
+def test_cancel_run_of_what_has_ended_is_a_success_that_says_so(run, worker):
+    claimed = lifecycle.claim(run.session_id, worker.id)
+    lifecycle.finish(run.id, claimed.claim, "completed")
+
+    assert said("cancel_run", str(run.id)) == "Nothing to cancel: the run had already ended as completed."
+    assert not Cancellation.objects.exists()
+    assert Run.objects.get().status == "completed"
+
+
+@pytest.mark.parametrize("unknown", [str(uuid4()), "no id"])
+def test_cancel_run_names_an_id_it_does_not_know(db, unknown):
+    with pytest.raises(CommandError, match=unknown):
+        said("cancel_run", unknown)

@@ -7,7 +7,7 @@ A socket is transport: what ends one ends no run. Close codes beside the protoco
      session was deleted
 1009 a frame was larger than FRAME_LIMIT
 1011 a fault of ours, which is in the log; come back with the cursor
-1012 the server leaves; come back with the cursor
+1012 the server leaves, or is not ready; come back with the cursor
 4401 the login has ended
 4404 there is no such session, or it is not yours
 4408 the client does not read (the server's doing); come back with the cursor
@@ -27,7 +27,7 @@ from chat.sockets import Close, Socket
 from chat.throttles import Throttled
 from runs import operations
 from runs.database import in_thread
-from runs.errors import CursorGone, EngineError, Invalid, NotFound
+from runs.errors import CursorGone, EngineError, Invalid, NotFound, Unavailable
 from runs.follow import Item
 from runs.operations import Data
 
@@ -42,9 +42,12 @@ class ListSocket(Socket):
         return {"follow": self._follow()}
 
     async def _follow(self) -> None:
-        async with aclosing(cast(AsyncGenerator[Item, None], operations.follow_user(self.user))) as items:
-            async for item in items:
-                await self.tell_text(frames.encode(item))
+        try:
+            async with aclosing(cast(AsyncGenerator[Item, None], operations.follow_user(self.user))) as items:
+                async for item in items:
+                    await self.tell_text(frames.encode(item))
+        except Unavailable:
+            raise Close(1012) from None
         raise Close(1000)
 
 
@@ -78,6 +81,8 @@ class SessionSocket(Socket):
                     await self.tell_text(frames.encode(item))
         except NotFound:
             raise Close(4404) from None
+        except Unavailable:
+            raise Close(1012) from None
         except (CursorGone, Invalid) as error:
             await self.refuse(None, error.code, error.message)
         raise Close(1000)

@@ -104,9 +104,7 @@ class NewTurn(Input):
     input = Text()
     on_disconnect = Choice(OnDisconnect.values, required=False)
     multitask = Choice(Multitask.values, required=False)
-    stream_modes = serializers.ListField(
-        child=Choice(["updates", "custom"]), required=False, max_length=2
-    )
+    stream_modes = serializers.ListField(child=Choice(["updates", "custom"]), required=False, max_length=2)
 
 
 class Cancel(Input):

@@ -85,15 +85,19 @@ class RunStream:
         try:
             yield f"retry: {_RETRY}\n\n"
             following = operations.follow_run(self._login.user, self._run_id, self._after)
-            async with aclosing(cast(AsyncGenerator[Item, None], following)) as items:
-                async for text in self._frames(items):
+            # Both in this order: what waits for the next item has to let go of it before it can be closed.
+            async with (
+                aclosing(cast(AsyncGenerator[Item, None], following)) as items,
+                aclosing(self._frames(items)) as frames,
+            ):
+                async for text in frames:
                     yield text
         except EngineError as error:  # the headers are out; the client comes back and meets it there
             logger.info("The event stream of run %s ends early: %s", self._run_id, error.message)
         finally:
             self.close()
 
-    async def _frames(self, items: AsyncIterator[Item]) -> AsyncIterator[str]:
+    async def _frames(self, items: AsyncIterator[Item]) -> AsyncGenerator[str, None]:
         while True:
             following: asyncio.Future[Item | None] = asyncio.ensure_future(anext(items, None))
             try:

@@ -558,6 +558,11 @@ class TestEnds:
             assert await client.closed() == 1000
             assert await overview.until("session.deleted") == {"type": "session.deleted", "id": session}
 
+    async def test_a_server_without_its_engine_closes_with_1012(self, alice, session):
+        async with socket(alice, session) as client, socket(alice) as overview:
+            assert await client.closed() == 1012
+            assert await overview.closed() == 1012
+
     async def test_the_server_that_leaves_closes_with_1012(self, engine, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:
             presence.leave()

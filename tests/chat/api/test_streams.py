@@ -6,6 +6,7 @@ import pytest
 
 from chat import presence, tokens
 from chat.api import streams
+from chat.logins import Login
 from runs import operations
 from runs.database import in_thread
 from runs.hub import Hub
@@ -159,6 +160,19 @@ class TestLeaving:
         await eventually(all_let_go)
         held.open()
         await ended(run, "completed")
+
+    async def test_c24_a_client_may_go_while_it_is_told_that_nothing_happens(
+        self, engine, model, held, alice, session, monkeypatch
+    ):
+        monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
+        run = await start(alice, session)
+        await held.reached()
+        login = Login(alice)
+        body = aiter(streams.RunStream(login, presence.enter(presence.Kind.STREAM, login), run, after=0))
+        while await anext(body) != ": keep-alive\n\n":
+            pass
+        await body.aclose()
+        await eventually(all_let_go)
 
     async def test_c11_a_closed_stream_cancels_nothing(self, engine, model, held, alice, session):
         answer, http = await stream(alice, f"sessions/{session}/runs/", {"input": "hello"})

@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 @dataclass(slots=True)
 class Turn:
-    """One turn as its consumer saw it. Times are ``time.monotonic()``, one clock for all processes of a host."""
+    """One turn as its consumer saw it; times are ``time.monotonic()``, one clock for a whole host."""
 
     started: float  # when it was asked for
     first: float  # when its first token arrived

@@ -213,14 +213,22 @@ async def growth(bench: Bench) -> list[Figure]:
     await bench.pair("default", words)
     before = bench.product.database_bytes()
     pairs: list[tuple[float, float]] = []
+    raw_cpu = product_cpu = 0.0
     async with bench.product.conversations("default") as (conversation,):
         for _ in range(last):
             raw = await bench.raw.batch("default", words, threads=[thread])
+            spent = bench.product.cpu_seconds()
             product = await conversation.turn(words)
+            raw_cpu += raw.cpu
+            product_cpu += bench.product.cpu_seconds() - spent
             pairs.append((raw.turns[0].seconds * 1000, product.seconds * 1000))
     for number in bench.sizes.turns:
         around = pairs[max(0, number - 6) : number + 4] if number > 1 else pairs[:3]
         figures.append(compared("growth", f"turn {number}", "ms", around))
+    # Of all together, since the clock of a process is coarser than a turn.
+    figures.append(
+        compared("growth", "CPU of a turn", "ms", [(raw_cpu / last * 1000, product_cpu / last * 1000)])
+    )
     for name, size in bench.product.database_bytes().items():
         grown = (size - before[name]) / 1024
         figures.append(Figure("growth", f"{name} after {last} turns", "KiB", product=grown))

@@ -96,7 +96,7 @@ class Product:
     def __init__(
         self, process: asyncio.subprocess.Process, address: str, tokens: list[str], data: Path
     ) -> None:
-        self.pid = process.pid
+        self._pid = process.pid
         self._address = address
         self._tokens = cycle(tokens)
         self._data = data
@@ -110,9 +110,13 @@ class Product:
     async def batch(self, agent: str, text: str, count: int = 1) -> Batch:
         """Run turns at once, each in a new session. Opening these is not part of it."""
         async with self.conversations(agent, count) as conversations:
-            before = cpu_seconds(self.pid)
+            before = self.cpu_seconds()
             turns = await asyncio.gather(*(conversation.turn(text) for conversation in conversations))
-            return Batch(turns, cpu_seconds(self.pid) - before)
+            return Batch(turns, self.cpu_seconds() - before)
+
+    def cpu_seconds(self) -> float:
+        """What the server has spent so far, its clients not counted."""
+        return cpu_seconds(self._pid)
 
     def database_bytes(self) -> dict[str, int]:
         """What the databases hold, write-ahead logs included: ``{"log": ..., "checkpoints": ...}``."""
@@ -172,7 +176,7 @@ async def _address(process: asyncio.subprocess.Process, log: Path) -> str:
     while len(told) < 4:
         line = (await process.stdout.readline()).decode()
         if not line:
-            raise RuntimeError(f"The server did not start:\n{log.read_text()}")
+            raise RuntimeError(f"The server did not start:\n{await asyncio.to_thread(log.read_text)}")
         if found := re.match(r"(Address|User|Password|Token): (.+)", line):
             told[found[1]] = found[2].strip()
     return told["Address"]

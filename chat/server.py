@@ -33,12 +33,21 @@ FORCED = 130  # the exit code of somebody who was told twice
 class Engine(Protocol):
     """What runs turns in this process."""
 
+    broken: asyncio.Event  # set when it cannot do its work any more
+
     async def leave(self, seconds: float) -> None:
         """Take no new turn, drain, and have stopped everything after ``seconds``."""
 
 
 class CannotListen(Exception):
     """The address cannot be listened on; the message says why."""
+
+
+class EngineBroken(Exception):
+    """The engine broke and the server has left; the log says why."""
+
+    def __init__(self) -> None:
+        super().__init__(self.__doc__)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -120,10 +129,22 @@ class Server(daphne.server.Server):
         try:
             port = self._listen()
             self._on_listening(port.getHost().port)
-            await self._told_to_leave.wait()
+            await self._reason_to_leave(engine)
             await defer.maybeDeferred(port.stopListening).asFuture(self._loop)
         finally:
             await self._leave(engine)
+
+    async def _reason_to_leave(self, engine: Engine) -> None:
+        """Wait to be told to leave. Raises EngineBroken when the engine cannot do its work any more."""
+        waiting = [
+            asyncio.create_task(self._told_to_leave.wait(), name="told to leave"),
+            asyncio.create_task(engine.broken.wait(), name="engine broken"),
+        ]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        if engine.broken.is_set():
+            raise EngineBroken
 
     def _listen(self) -> Any:
         try:

@@ -9,7 +9,7 @@ from django.db import connection, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from chat import presence
-from chat.server import CannotListen, Server, bind
+from chat.server import CannotListen, EngineBroken, Server, bind
 from chat.sole_server import AlreadyServed, sole_server
 from runs.worker import Supervisor
 
@@ -37,7 +37,7 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
                 on_listening=on_listening,
                 on_leaving=presence.leave,
             ).run()
-    except (CannotListen, AlreadyServed) as error:
+    except (CannotListen, AlreadyServed, EngineBroken) as error:
         raise CannotServe(str(error)) from None
 
 

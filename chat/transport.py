@@ -45,7 +45,8 @@ class Outlet:
         while not self.is_free:
             before = self._progress()
             try:
-                await asyncio.wait_for(self._free.wait(), patience)
+                async with asyncio.timeout(patience):
+                    await self._free.wait()
             except TimeoutError:
                 if self._progress() == before:
                     return False

@@ -89,6 +89,7 @@ if DISPATCH == "procrastinate":
 
 # All of them are asynchronous: a single one that is not would hold a thread for each waiting call.
 MIDDLEWARE = [
+    "chat.api.errors.Errors",
     "django.middleware.security.SecurityMiddleware",
     "project.static.StaticFilesMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -197,6 +198,7 @@ AXES_RESET_ON_SUCCESS = True
 AXES_NEVER_LOCKOUT_GET = True
 AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
+AXES_LOCKOUT_TEMPLATE = "registration/locked.html"
 
 KNOX_TOKEN_MODEL = "chat.ApiToken"
 REST_KNOX = {"AUTH_HEADER_PREFIX": "Bearer", "TOKEN_TTL": None}  # a token is valid until it is deleted

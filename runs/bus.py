@@ -34,13 +34,13 @@ class Bus:
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
         self._outgoing = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []  # the side loops
 
     @classmethod
     async def open(cls) -> "Bus":
         """Join the channel layer and become the process's bus."""
         bus = cls(await get_channel_layer().new_channel("process"))
-        bus._tasks = [
+        bus.tasks = [
             asyncio.create_task(bus._send_forever(), name="bus sender"),
             asyncio.create_task(bus._receive_forever(), name="bus receiver"),
         ]
@@ -51,9 +51,9 @@ class Bus:
         """Leave the channel layer; what is still in the outbox is dropped."""
         if Bus.current is self:
             Bus.current = None
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         for group in list(self._handlers):
             await self._quietly(self._layer.group_discard(group, self._channel))
         self._handlers.clear()
@@ -116,7 +116,7 @@ class Bus:
                 await asyncio.sleep(1)
                 await self.refresh()
                 continue
-            handler = self._handlers.get(envelope["group"])
+            handler = self._handlers.get(envelope.get("group", ""))
             if handler is None:
                 continue
             for message in envelope["messages"]:
@@ -127,7 +127,8 @@ class Bus:
 
     async def _quietly(self, sending: Any) -> bool:
         try:
-            await asyncio.wait_for(sending, timeout=5)
+            async with asyncio.timeout(5):  # wait_for loses a cancel that comes together with the result
+                await sending
         except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
             logger.warning(
                 "The channel layer does not take messages: %r. Clients catch up by polling.", error

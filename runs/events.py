@@ -249,19 +249,18 @@ class EventWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="event-writer")
         self._something = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []  # the side loop
         self._commit: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to write."""
-        self._task = asyncio.create_task(self._write_forever(), name="event writer")
+        self.tasks = [asyncio.create_task(self._write_forever(), name="event writer")]
 
     async def close(self) -> None:
         """Write what is left and stop."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         if self._commit is not None:
             await self._commit
         await self.step()

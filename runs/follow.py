@@ -128,6 +128,7 @@ class _SessionFollower:
         self._place = place
         self._shown = shown["updated_at"]
         self._revision = shown["cancellation_revision"]
+        self._told = self._revision  # of the last CancellationChanged
         self._behind = behind  # events may be in the log that we do not have
         self._moved = False  # the session may not be any more what was shown
 
@@ -154,9 +155,10 @@ class _SessionFollower:
                         self._behind = True
             case "cancellation":
                 self._moved = True
-                if message["revision"] > self._revision:
-                    self._revision = message["revision"]
-                    yield CancellationChanged(str(self._id), message["pending"], self._revision)
+                # A snapshot may have been quicker; this is told all the same, since it says what has changed.
+                if message["revision"] > self._told:
+                    self._told = message["revision"]
+                    yield CancellationChanged(str(self._id), message["pending"], self._told)
             case "effect":
                 yield EffectChanged(message["run"], message["tool_call"], message["effect"])
             case "changed" | "deleted":

@@ -79,13 +79,13 @@ class Hub:
         self._users: dict[Any, set[Feed]] = defaultdict(set)
         self._seen: dict[UUID, State | None] = {}
         self._lists: dict[Any, tuple[datetime, int] | None] = {}
-        self._task: asyncio.Task[None] | None = None
+        self.tasks: list[asyncio.Task[None]] = []  # the side loop
 
     @classmethod
     def open(cls, bus: Bus) -> "Hub":
         """Begin to listen and to poll, and become the process's hub."""
         hub = cls(bus)
-        hub._task = asyncio.create_task(hub._poll_forever(), name="follow poll")
+        hub.tasks = [asyncio.create_task(hub._poll_forever(), name="follow poll")]
         cls.current = hub
         return hub
 
@@ -93,9 +93,9 @@ class Hub:
         """Stop polling; the followers are their own owners' to close."""
         if Hub.current is self:
             Hub.current = None
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
     @property
     def followers(self) -> int:

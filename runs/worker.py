@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar
 from uuid import UUID, uuid4
 
@@ -48,6 +48,7 @@ class Supervisor:
         self.executions: dict[UUID, Execution] = {}
         self.stragglers: set[Execution] = set()
         self.leaving = False
+        self.broken = asyncio.Event()  # set when the process cannot do its work any more
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,16 +63,35 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(TrackingExecutor())
         track_tasks(loop)
-        bus = await Bus.open()
-        supervisor = cls(bus, Hub.open(bus), await Checkpoints.open())
-        supervisor.writer.start()
-        await bus.listen(worker_group(supervisor.id), supervisor._hear)
-        await in_thread(supervisor._register)
-        dispatch.attach(supervisor)
-        cls.current = supervisor
-        await supervisor.beat()
-        supervisor._heart = asyncio.create_task(supervisor._beat_forever(), name="heartbeat")
+        async with AsyncExitStack() as opened:
+            bus = await Bus.open()
+            opened.push_async_callback(bus.close)
+            checkpoints = await Checkpoints.open()
+            opened.push_async_callback(checkpoints.close)
+            supervisor = cls(bus, Hub.open(bus), checkpoints)
+            opened.push_async_callback(supervisor.close)
+            await supervisor._begin()
+            opened.pop_all()
         return supervisor
+
+    async def _begin(self) -> None:
+        await self.bus.listen(worker_group(self.id), self._hear)
+        await in_thread(self._register)
+        dispatch.attach(self)
+        Supervisor.current = self
+        self.writer.start()
+        await self.beat()
+        self._heart = asyncio.create_task(self._beat_forever(), name="heartbeat")
+        for loop in (self._heart, *self.bus.tasks, *self.hub.tasks, *self.writer.tasks):
+            loop.add_done_callback(self._side_loop_ended)
+
+    def _side_loop_ended(self, task: "asyncio.Task[None]") -> None:
+        """Without any of its side loops a process only seems to work, so it has to go, loudly."""
+        if not task.cancelled():
+            logger.critical(
+                "The loop %r ended; this process leaves.", task.get_name(), exc_info=task.exception()
+            )
+            self.broken.set()
 
     async def leave(self, seconds: float) -> None:
         """Take no more turns, let those in hand come to a step, mark the rest interrupted, close everything.

@@ -10,7 +10,6 @@ atexit.register(shutil.rmtree, _data, ignore_errors=True)
 os.environ["DATA_DIR"] = _data
 os.environ.setdefault("SECRET_KEY", "only-for-tests-and-long-enough-to-be-taken-for-a-real-one")
 os.environ["ALLOWED_HOSTS"] = "127.0.0.1,localhost,testserver"
-os.environ["DJANGO_SETTINGS_MODULE"] = "project.settings"
 
 import django  # noqa: E402
 

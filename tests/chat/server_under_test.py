@@ -26,6 +26,11 @@ forever = threading.Event()
 
 
 class Engine:
+    def __init__(self) -> None:
+        self.broken = asyncio.Event()
+        if os.environ["ENGINE"] == "broken":
+            asyncio.get_running_loop().call_later(0.2, self.broken.set)
+
     async def leave(self, seconds: float) -> None:
         print("leaving", flush=True)
         if os.environ["ENGINE"] == "slow":

@@ -270,3 +270,9 @@ def test_a_port_in_use_is_a_sentence():
             CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: Address already in use\.$"
         ):
             bind("127.0.0.1", port)
+
+
+def test_an_engine_that_breaks_takes_the_server_with_it(serve):
+    server = serve(engine="broken", drain=5)
+
+    assert server.wait() == 1

@@ -6,24 +6,29 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
+from langchain_core.messages import BaseMessage
 
-from runs import agents, lifecycle
+from runs import agents, lifecycle, seeds
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
-from runs.models import Run, Session
+from runs.models import Run, Seed, Session
 from runs.states import (
     ACTIVE,
     CancelSource,
     Multitask,
     OnDisconnect,
+    Origin,
     Resolution,
     RunStatus,
     TitleSource,
 )
 
 STREAM_MODES = ("updates", "custom")
+
+# The namespace in which the idempotency key of a session's first turn gives the session its id.
+_SESSIONS_BY_KEY = UUID("0a4c4a5e-6f0a-4f6e-8f0d-6f5d3c1f7b2e")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,30 @@ def checked_text(text: Any, name: str) -> str:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise Invalid(f'"{name}" contains half of a surrogate pair, which is no character.')
     return text
+
+
+def open_session(
+    actor: Any, *, agent: str, origin: Origin, seed: Sequence[BaseMessage], key: str | None
+) -> Session:
+    """A new session with its seed; with a ``key`` the one that was opened with it, if there is one.
+
+    Belongs into the transaction that starts its first turn. Raises IdempotencyConflict when that one was
+    opened with something else.
+    """
+    session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
+    messages = seeds.stored(session_id, seed)
+    session, is_new = Session.objects.get_or_create(
+        id=session_id, defaults={"owner": actor, "agent": agent, "origin": origin}
+    )
+    if is_new:
+        if messages:
+            Seed.objects.create(session=session, messages=messages)
+        lifecycle.session_created(session)
+        return session
+    brought = list(Seed.objects.filter(session=session).values_list("messages", flat=True))
+    if session.agent != agent or brought != ([messages] if messages else []):
+        raise IdempotencyConflict
+    return session
 
 
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:

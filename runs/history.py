@@ -17,7 +17,7 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 
-from runs import transcript
+from runs import seeds, transcript
 from runs.database import in_thread
 from runs.errors import Invalid
 from runs.events import timestamp
@@ -45,17 +45,19 @@ async def read(
     ``run_id`` is the latest run that has left the queue (or the first in the queue if none has), and
     ``last_seq`` how far its log is in ``messages``: from there on a client follows. Queued turns come last.
     ``before`` is the id of a message, ``limit`` how many right before it, or at the end, are wanted. A
-    message from elsewhere, of no known run, has ``run`` and ``at`` null. Raises Invalid for a ``before``
-    that is not in the history.
+    message of no known run, such as those a session began with, has ``run`` and ``at`` null. Raises Invalid
+    for a ``before`` that is not in the history.
     """
     config: Any = {"configurable": {"thread_id": str(session.id), "checkpoint_ns": ""}}
     for _ in range(_ATTEMPTS):
         turns = await in_thread(_turns, session.id)
+        seed = await in_thread(seeds.pending, session)
         state = await graph.aget_state(config)
         values = state.values if isinstance(state.values, dict) else {}
         if await in_thread(_retried, session.id) == {turn.user_id for turn in turns if turn.is_retried}:
             break
-    lines = list(_lines(turns, list(values.get("messages") or ())))
+    messages = list(values.get("messages") or ())
+    lines = list(_lines(turns, [*seeds.missing(seed, messages), *messages]))
     lines = _page(lines, limit, before)
     facts = await in_thread(_facts, {run.id for line in lines for run in line.runs})
     followed = _followed(turns)

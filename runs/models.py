@@ -50,6 +50,16 @@ class Session(models.Model):
         return self.title or str(self.id)
 
 
+class Seed(models.Model):
+    """The messages a session began with; apart from the session, which is read far more often."""
+
+    session = models.OneToOneField(Session, models.CASCADE, primary_key=True)
+    messages = models.JSONField()  # in LangChain's form, see runs.seeds
+
+    def __str__(self) -> str:
+        return f"the seed of {self.session_id}"
+
+
 class Worker(models.Model):
     """One process that executes runs, and the last sign of life it gave."""
 

@@ -18,7 +18,9 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from langchain_core.messages import BaseMessage
 
 from runs import (
     admission,
@@ -75,7 +77,7 @@ def create_session(
     if agent is None:
         agent = names[0]
     if agent not in names:
-        raise Invalid(f"There is no agent of that name. Configured: {', '.join(names)}.")
+        raise _no_such_agent()
     source = TitleSource.USER if title else TitleSource.WORDS
     session = Session.objects.create(
         owner_id=actor.pk,
@@ -159,6 +161,32 @@ def start_turn(
     )
     _refuse_when_leaving()
     return representations.run(admission.admit(found.id, actor, turn))
+
+
+def start_session(
+    actor: Actor,
+    text: str,
+    *,
+    agent: str,
+    seed: Sequence[BaseMessage] = (),
+    origin: Origin = Origin.API,
+    key: str | None = None,
+    on_disconnect: str = OnDisconnect.CONTINUE,
+) -> Data:
+    """Open a session that begins with the messages of ``seed``, and start its first turn; the Run.
+
+    One transaction: either both exist or nothing does. ``key`` belongs to the actor here: the same key with
+    the same request returns the same run of the same session. Raises what ``start_turn`` raises.
+    """
+    if agent not in configured.names():
+        raise _no_such_agent()
+    turn = admission.Turn.checked(
+        text, multitask=Multitask.REJECT, on_disconnect=on_disconnect, stream_modes=(), key=key
+    )
+    _refuse_when_leaving()
+    with transaction.atomic():
+        session = admission.open_session(actor, agent=agent, origin=origin, seed=seed, key=key)
+        return representations.run(admission.admit(session.id, actor, turn))
 
 
 def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
@@ -341,6 +369,10 @@ def _run_for_operator(actor: Actor, run_id: Id) -> Run:
     if found is None:
         raise NotFound
     return found
+
+
+def _no_such_agent() -> Invalid:
+    return Invalid(f"There is no agent of that name. Configured: {', '.join(configured.names())}.")
 
 
 def _refuse_when_leaving() -> None:

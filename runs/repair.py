@@ -29,7 +29,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Overwrite, StateSnapshot
 
-from runs import transcript
+from runs import seeds, transcript
 from runs.sendable import Changes, answered, sendable, without
 from runs.transcript import Transcript
 
@@ -65,14 +65,15 @@ async def repair(
     transcripts: Sequence[Transcript],
     *,
     drop: Collection[str] = (),
+    seed: Sequence[BaseMessage] = (),
 ) -> RepairReport:
     """Make the history of this session sendable; nothing is pending afterwards.
 
     ``transcripts`` are the turns that are not repaired yet, in the order of their positions. ``drop`` are
     the user message ids of turns that were retried: each goes, with all that follows it up to the next
-    user message of ``transcripts`` or ``drop``. The whole list is looked at, not only these turns. Doing
-    it again changes and writes nothing. ``graph`` must write through the saver of the execution that owns
-    the session now. Raises RepairFailed, and what the saver raises.
+    user message of ``transcripts`` or ``drop``. ``seed`` comes first, unless it is there. The whole list is
+    looked at, not only these turns. Doing it again changes and writes nothing. ``graph`` must write through
+    the saver of the execution that owns the session now. Raises RepairFailed, and what the saver raises.
     """
     report = RepairReport()
 
@@ -92,8 +93,9 @@ async def repair(
 
     def with_turns(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
         open_steps = set(_pending(state))
+        messages = _messages(state)
         return sendable(
-            _messages(state),
+            [*seeds.missing(seed, messages), *messages],
             transcripts,
             drop=drop,
             was_under_way=lambda said: _step_of(said) in open_steps,

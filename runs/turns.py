@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from runs import lifecycle, transcript
+from runs import lifecycle, seeds, transcript
 from runs.database import in_thread
 from runs.models import Run, RunEvent
 from runs.repair import repair
@@ -26,6 +26,7 @@ class Turn:
     said: Transcript  # by this run so far, and by the runs it resumes
     continues: bool  # it resumes a run or has been answered: the checkpoint is in the middle of the turn
     known: Known
+    seed: list[BaseMessage] = field(default_factory=list)  # what the checkpoint has to begin with
     # Ended turns before this one whose history is not in order yet, by position.
     earlier: list[Transcript] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # user message ids of retried turns
@@ -37,7 +38,7 @@ def load(run_id: UUID) -> Turn:
     run = Run.objects.select_related("session").get(id=run_id)
     said = read(run)
     continues = run.resumes_id is not None or run.answers is not None
-    turn = Turn(run, said, continues, _known(run, said))
+    turn = Turn(run, said, continues, _known(run, said), seeds.pending(run.session))
     if not continues:
         _load_earlier(turn)
     return turn
@@ -53,25 +54,28 @@ async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
     """Bring the turns before this one into order: the one place where that happens after an ending without
     its execution, and where a retry goes back."""
     if turn.unrepaired:
-        await repair(graph, turn.run.session_id, turn.earlier, drop=turn.dropped)
+        await repair(graph, turn.run.session_id, turn.earlier, drop=turn.dropped, seed=turn.seed)
         await in_thread(lifecycle.mark_repaired, turn.unrepaired)
 
 
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
     """Bring a turn that is about to end into order, once all it said is in the log."""
     said = await in_thread(lambda: read(Run.objects.get(id=run.id)))
-    await repair(graph, run.session_id, [said])
+    seed = await in_thread(seeds.pending, run.session)
+    await repair(graph, run.session_id, [said], seed=seed)
 
 
 async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> Any:
     """What the graph is started with: the user's message, the answers, or nothing but its checkpoint."""
     run = turn.run
-    message = {"messages": [HumanMessage(run.input, id=run.message_id)]}
-    if not turn.continues:
-        return message
+    message = HumanMessage(run.input, id=run.message_id)
+    if not turn.continues and not turn.seed:
+        return {"messages": [message]}
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
-    if not any(found.id == said_to(turn) for found in state.values.get("messages", ())):
-        return message  # it died before its first checkpoint
+    stored = state.values.get("messages", ())
+    # One that continues may have died before its first checkpoint.
+    if not turn.continues or not any(found.id == said_to(turn) for found in stored):
+        return {"messages": [*seeds.missing(turn.seed, stored), message]}
     answers = await in_thread(_answers, run)
     asked = {interrupt.id for interrupt in state.interrupts}
     given = {question: value for question, value in answers.items() if question in asked}

@@ -24,8 +24,9 @@ Connection: TypeAlias = AsyncConnection[DictRow]
 POOL_SIZE = 10
 # How long, in seconds, a read or write waits for a connection while the database is away or all are in use.
 POOL_TIMEOUT = 10.0
-# A process that is frozen in the middle of a transaction holds its locks: the server then ends the session.
-FROZEN_AFTER = "10s"
+# A process that is frozen in the middle of a transaction keeps its locks. If it is ours, the server then ends
+# the session; if it is another, the write fails, instead of holding up its run and the run's cancel for ever.
+LOCK_TIMEOUT = "10s"
 
 # Lets the event batches pass (FOR NO KEY UPDATE) and waits for a change of status (FOR UPDATE).
 LOCK_CLAIMED_RUN = (
@@ -136,7 +137,8 @@ def _parameters(using: str) -> dict[str, Any]:
 
 
 async def _configure(connection: Connection) -> None:
-    await connection.execute(f"SET idle_in_transaction_session_timeout = '{FROZEN_AFTER}'")
+    await connection.execute(f"SET idle_in_transaction_session_timeout = '{LOCK_TIMEOUT}'")
+    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
 
 
 async def _lock_claimed_run(connection: Connection, claim: Claim) -> None:

@@ -141,6 +141,17 @@ def test_queued_work_of_a_cancelled_run_never_starts(executor, gate):
     assert started == []
 
 
+def test_a_thread_that_gets_to_it_between_the_cancel_and_the_taking_back_does_not_start_it(executor, gate):
+    token = CancelToken()
+    for _ in range(2):
+        hold(executor, CancelToken(), gate)
+    queued = submit(executor, token, pytest.fail, "it started")
+    token._cancelled.set()  # the first half of cancel()
+    gate.set()
+    eventually(queued.done)
+    assert queued.cancelled()
+
+
 def test_a_cancelled_run_starts_nothing_new(executor):
     token = CancelToken()
     token.cancel()

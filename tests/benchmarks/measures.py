@@ -79,7 +79,7 @@ class Bench:
 
         Raises RuntimeError unless both have given the same tokens, down to the last.
         """
-        sides = [self.raw, self.product]
+        sides: list[RawLangGraph | Product] = [self.raw, self.product]
         random.shuffle(sides)
         batches = {side: await side.batch(agent, words, count) for side in sides}
         raw, product = batches[self.raw], batches[self.product]
@@ -142,7 +142,9 @@ async def pace(bench: Bench) -> list[Figure]:
     tokens = sizes.rate * sizes.paced_seconds
     pairs = await bench.rounds("lean", order(tokens, sizes.rate), sizes.runs)
     name = f"{sizes.runs} runs at {sizes.rate} tokens/s"
-    kept = [tuple(sizes.paced_seconds / batch.seconds for batch in pair) for pair in pairs]
+    kept = [
+        (sizes.paced_seconds / raw.seconds, sizes.paced_seconds / product.seconds) for raw, product in pairs
+    ]
     figures = [compared("pace", f"{name}: pace kept", "of 1", kept)]
     for percent, called in ((50, "median"), (95, "95th percentile")):
         late = [tuple(percentile(batch.lags, percent) * 1000 for batch in pair) for pair in pairs]

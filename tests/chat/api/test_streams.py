@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from chat import presence, tokens
+from chat import attendance, presence, tokens
 from chat.api import streams
 from chat.logins import Login
 from runs import operations
@@ -126,7 +126,7 @@ class TestReading:
         assert seen == list(range(1, len(seen) + 1))
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, session, monkeypatch):
-        monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(attendance, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         _, http = await stream(alice, f"runs/{run}/events/")
@@ -164,7 +164,7 @@ class TestLeaving:
     async def test_c24_a_client_may_go_while_it_is_told_that_nothing_happens(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        monkeypatch.setattr(streams, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(attendance, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         login = Login(alice)
@@ -240,12 +240,12 @@ class TestLeaving:
 
         headers = {"accept": "text/event-stream", **await bearer(alice)}
         body = {"input": "hello", "on_disconnect": "cancel"}
-        monkeypatch.setattr(streams, "in_thread", slowly)
+        monkeypatch.setattr(attendance, "in_thread", slowly)
         http = Http("POST", f"/api/sessions/{session}/runs/", body, headers)
         await http.send_input({"type": "http.request", "body": http._content})
         await asyncio.wait_for(admitted.wait(), 20)
         await http.disconnect()
-        monkeypatch.setattr(streams, "in_thread", in_thread)
+        monkeypatch.setattr(attendance, "in_thread", in_thread)
         go_on.set()
         await ended((await Run.objects.aget()).id, "cancelled")
         await eventually(all_let_go)

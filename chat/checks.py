@@ -32,17 +32,3 @@ def check_model(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
             checks.Warning("AGENT_MODEL needs ANTHROPIC_API_KEY; its turns will fail.", id="chat.W001")
         )
     return found
-
-
-@checks.register
-def check_processes(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[checks.CheckMessage]:
-    """Several processes have a way to talk to each other."""
-    if settings.DISPATCH == "procrastinate" and not settings.REDIS_URL:
-        return [
-            checks.Warning(
-                "DISPATCH=procrastinate without REDIS_URL: events and cancels reach other "
-                "processes by polling only, which takes seconds.",
-                id="chat.W002",
-            )
-        ]
-    return []

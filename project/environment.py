@@ -33,7 +33,7 @@ def choice(name: str, options: Collection[str], default: str) -> str:
     """One of ``options``, exactly as written there."""
     value = text(name, default)
     if value not in options:
-        raise _wrong(name, f"one of {', '.join(options)}", value)
+        raise _wrong(name, ("one of " if len(options) > 1 else "") + ", ".join(options), value)
     return value
 
 

@@ -39,8 +39,7 @@ WRONG = [
     ("DATABASE_URL", "postgresql://localhost", "must be an address such as postgresql://"),
     ("DATABASE_URL", "postgresql://localhost:port/turnkeeper", "must be an address such as postgresql://"),
     ("REDIS_URL", "localhost:6379", "must be an address that begins with redis://"),
-    ("DISPATCH", "celery", "must be one of inprocess, procrastinate, not 'celery'"),
-    ("DISPATCH", "procrastinate", "needs PostgreSQL; set DATABASE_URL"),
+    ("DISPATCH", "celery", "must be inprocess, not 'celery'"),
     ("TIME_ZONE", "Europe/Nowhere", "must be the name of a time zone such as Europe/Vienna"),
     ("TIME_ZONE", "../etc/passwd", "must be the name of a time zone"),
     ("LOG_LEVEL", "LOUD", "must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
@@ -129,10 +128,6 @@ def test_postgresql_has_a_bounded_pool_and_redis_carries_the_channel_layer(read_
     assert database["CONN_MAX_AGE"] == 0
     assert database["OPTIONS"]["pool"]["max_size"] == 20
     assert found["CHANNEL_LAYERS"]["default"]["CONFIG"]["hosts"] == ["redis://localhost/3"]
-    assert (
-        "procrastinate.contrib.django"
-        in read_settings(DATABASE_URL="postgresql:///turns", DISPATCH="procrastinate")["INSTALLED_APPS"]
-    )
 
 
 def test_cookies_work_over_plain_http_on_loopback_and_need_https_behind_a_proxy(read_settings):

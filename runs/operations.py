@@ -28,6 +28,7 @@ from runs import (
     follow,
     lifecycle,
     reading,
+    reconciliation,
     representations,
     settling,
 )
@@ -38,7 +39,7 @@ from runs.database import in_thread
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.events import encode, timestamp
 from runs.follow import Item
-from runs.models import Cancellation, Run, RunEvent, Session
+from runs.models import AuditEntry, Cancellation, Run, RunEvent, Session, Worker
 from runs.plain import plain
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.worker import Supervisor
@@ -264,11 +265,35 @@ async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Da
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
     """End a run durably without its worker, fence what still lives; Cancellation. Needs the permission."""
-    run = _run_for_operator(actor, run_id)
-    if not reason.strip():
-        raise Invalid('"reason" is missing: say why the run has to end.')
-    asked: Data = {"source": CancelSource.OPERATOR, "reason": _reason(reason), "requested_by": actor}
-    return _represent(lifecycle.force_cancel(run.id, **asked), run.session_id, run.id, asked)
+    run = _run_for_operator(actor, run_id, "runs.force_cancel_run")
+    reason = _operators_reason(reason)
+    asked: Data = {"source": CancelSource.OPERATOR, "reason": reason, "requested_by": actor}
+    with transaction.atomic():
+        operation = lifecycle.force_cancel(run.id, **asked)
+        cancellation = _represent(operation, run.session_id, run.id, asked)
+        _audit(actor, "force_cancel", run.id, reason, {"outcome": cancellation["outcome"]})
+    return cancellation
+
+
+async def reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
+    """Bring a run into order: ``{"run": Run, "changed": bool, "done": [sentence]}``. Needs the permission.
+
+    It ends the run of a dead worker, settles an overdue cancel, dismisses an interrupted run, offers what
+    is queued or answered to a worker again, and leaves the run of a living worker alone.
+    """
+    return await in_thread(_reconcile, actor, run_id, reason)
+
+
+def _reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
+    run = _run_for_operator(actor, run_id, "runs.reconcile_run")
+    reason = _operators_reason(reason)
+    try:
+        result = reconciliation.reconcile(run)
+        run.refresh_from_db()
+    except Run.DoesNotExist:  # it was deleted meanwhile
+        raise NotFound from None
+    _audit(actor, "reconcile", run.id, reason, {"changed": result.changed, "done": result.told})
+    return {"run": representations.run(run), "changed": result.changed, "done": result.told}
 
 
 def _represent(operation: Cancellation | None, session_id: UUID, run_id: UUID | None, asked: Data) -> Data:
@@ -334,6 +359,21 @@ async def follow_user(actor: Actor) -> AsyncGenerator[Item, None]:
             yield item
 
 
+# The processes
+
+
+def workers(actor: Actor) -> QuerySet[Worker]:
+    """All workers, longest running first; for paging. Needs the permission; raises Forbidden."""
+    if not actor.has_perm("runs.view_worker"):  # type: ignore[attr-defined]
+        raise Forbidden
+    return Worker.objects.order_by("started_at", "id")
+
+
+def represent_workers(page: Sequence[Worker]) -> list[Data]:
+    """Worker for each."""
+    return [representations.worker(worker) for worker in page]
+
+
 # Who may
 
 
@@ -360,15 +400,27 @@ def _run(actor: Actor, run_id: Id) -> Run:
     return found
 
 
-def _run_for_operator(actor: Actor, run_id: Id) -> Run:
+def _run_for_operator(actor: Actor, run_id: Id, permission: str) -> Run:
     """Any run, for an operator with the permission; for everybody else only one's own exist."""
-    if not actor.has_perm("runs.force_cancel_run"):  # type: ignore[attr-defined]
+    if not actor.has_perm(permission):  # type: ignore[attr-defined]
         _run(actor, run_id)
         raise Forbidden
-    found = Run.objects.filter(id=_uuid(run_id)).first()
+    found = Run.objects.select_related("session", "worker").filter(id=_uuid(run_id)).first()
     if found is None:
         raise NotFound
     return found
+
+
+def _operators_reason(reason: Any) -> str:
+    if not isinstance(reason, str) or not reason.strip():
+        raise Invalid('"reason" is missing: say why this has to be done.')
+    return _reason(reason)
+
+
+def _audit(actor: Actor, action: str, run_id: UUID, reason: str, details: Data) -> None:
+    AuditEntry.objects.create(
+        actor=actor.get_username(), action=action, target=str(run_id), reason=reason, details=details
+    )
 
 
 def _no_such_agent() -> Invalid:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from runs import admission, agents, dispatch, interruptions, lifecycle, liveness
@@ -78,10 +78,14 @@ def _end_orphans(swept: Swept) -> None:
         swept.runs_interrupted += lifecycle.interrupt(run_id, None, InterruptReason.WORKER_LOST)
 
 
-def _settle_overdue(swept: Swept) -> None:
+def overdue_cancellations() -> QuerySet[Cancellation]:
+    """Operations that their workers have not answered in time."""
     limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
-    overdue = Cancellation.objects.filter(settled_at__isnull=True, accepted_at__lt=Now() - limit)
-    for cancellation_id in overdue.values_list("id", flat=True):
+    return Cancellation.objects.filter(settled_at__isnull=True, accepted_at__lt=Now() - limit)
+
+
+def _settle_overdue(swept: Swept) -> None:
+    for cancellation_id in overdue_cancellations().values_list("id", flat=True):
         swept.cancellations_timed_out += lifecycle.time_out_cancellation(cancellation_id)
 
 

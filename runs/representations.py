@@ -10,7 +10,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from runs import statistics
 from runs.events import timestamp
-from runs.models import Cancellation, Run, Session
+from runs.models import Cancellation, Run, Session, Worker
 from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
 
 Data: TypeAlias = dict[str, Any]
@@ -160,6 +160,20 @@ def nothing_to_cancel(
         "settled_at": None,
         "outcome": CancelOutcome.ALREADY_FINISHED,
         "escalated": False,
+    }
+
+
+def worker(found: Worker) -> Data:
+    """Worker."""
+    return {
+        "id": str(found.id),
+        "host": found.host,
+        "pid": found.pid,
+        "version": found.version,
+        "started_at": timestamp(found.started_at),
+        "heartbeat_at": timestamp(found.heartbeat_at),
+        "active_runs": found.active_runs,
+        "stragglers": found.stragglers,
     }
 
 

@@ -1,0 +1,95 @@
+"""Bring one run into order when an operator asks for it, and say what was done.
+
+The sweep does most of this by itself (``runs.recovery``); here is who cannot wait for it, or wants to know.
+A live worker's run is never touched: only force-cancel acts without the worker.
+"""
+
+from dataclasses import dataclass, field
+
+from runs import admission, dispatch, lifecycle, liveness, recovery
+from runs.errors import NotInterrupted
+from runs.models import Run
+from runs.states import InterruptReason, Resolution, RunStatus
+
+
+@dataclass
+class Reconciled:
+    """What was done about a run, and what was found."""
+
+    changed: bool = False
+    told: list[str] = field(default_factory=list)  # a sentence each
+
+    def did(self, sentence: str) -> None:
+        self.changed = True
+        self.told.append(sentence)
+
+    def found(self, sentence: str) -> None:
+        self.told.append(sentence)
+
+
+def reconcile(run: Run) -> Reconciled:
+    """One look at a run as it is now."""
+    result = Reconciled()
+    match run.status:
+        case RunStatus.RUNNING:
+            _running(run, result)
+        case RunStatus.QUEUED:
+            _queued(run, result)
+        case RunStatus.WAITING:
+            _waiting(run, result)
+        case RunStatus.INTERRUPTED:
+            _interrupted(run, result)
+    _history(run, result)
+    return result
+
+
+def _running(run: Run, result: Reconciled) -> None:
+    if run.worker is not None and not liveness.is_dead(run.worker):
+        for overdue in recovery.overdue_cancellations().filter(run=run):
+            if lifecycle.time_out_cancellation(overdue.id):
+                result.did("Its cancel was overdue and has timed out; it may be tried again.")
+        result.found("Its worker is alive, so the run goes on; force-cancel would end it.")
+        return
+    was_ended = lifecycle.interrupt(run.id, run.worker_id, InterruptReason.WORKER_LOST)
+    run.refresh_from_db()
+    if was_ended:
+        result.did(f"Its worker was lost, so the run was ended: {run.status}.")
+    if run.status == RunStatus.INTERRUPTED and run.resolution is None:
+        result.found("Its user may resume, retry or dismiss it; another reconcile would dismiss it.")
+
+
+def _queued(run: Run, result: Reconciled) -> None:
+    dispatch.offer(run.session_id)
+    if lifecycle.unresolved_interruption(run.session) is not None:
+        result.found("It is queued behind an interrupted run about which nobody has decided yet.")
+    else:
+        result.found("It is queued; its session was offered to a worker again.")
+
+
+def _waiting(run: Run, result: Reconciled) -> None:
+    if run.answers is None:
+        result.found("It waits for its user's answer; no worker is concerned with it.")
+    else:
+        dispatch.offer(run.session_id)
+        result.found("It was answered; its session was offered to a worker again.")
+
+
+def _interrupted(run: Run, result: Reconciled) -> None:
+    try:
+        admission.dismiss(run)
+    except NotInterrupted:  # something was decided about it before
+        return
+    run.refresh_from_db()
+    result.did("It was interrupted and nobody had decided about it, so it was dismissed.")
+
+
+def _history(run: Run, result: Reconciled) -> None:
+    """Only a claim may write checkpoints, so what is left to repair is left to the next one."""
+    if not run.is_terminal:
+        return
+    is_part_of_another = run.resolution in (Resolution.RESUMED, Resolution.RETRIED)
+    is_undecided = run.status == RunStatus.INTERRUPTED and run.resolution is None
+    if run.repaired or is_part_of_another:
+        result.found(f"It has ended ({run.status}) and its history is in order.")
+    elif not is_undecided:
+        result.found("The session's next turn puts its history in order before it calls the model.")

@@ -16,9 +16,9 @@ A socket is transport: what ends one ends no run. Close codes beside the protoco
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Coroutine
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs
 
 from chat import frames
@@ -28,7 +28,6 @@ from chat.throttles import Throttled
 from runs import operations
 from runs.database import in_thread
 from runs.errors import CursorGone, EngineError, Invalid, NotFound, Unavailable
-from runs.follow import Item
 from runs.operations import Data
 
 # Commands that may wait to be carried out, and cancels whose end may be awaited, on one socket.
@@ -43,7 +42,7 @@ class ListSocket(Socket):
 
     async def _follow(self) -> None:
         try:
-            async with aclosing(cast(AsyncGenerator[Item, None], operations.follow_user(self.user))) as items:
+            async with aclosing(operations.follow_user(self.user)) as items:
                 async for item in items:
                     await self.tell_text(frames.encode(item))
         except Unavailable:
@@ -76,7 +75,7 @@ class SessionSocket(Socket):
     async def _follow(self) -> None:
         try:
             items = operations.follow_session(self.user, self._session_id, self._cursor())
-            async with aclosing(cast(AsyncGenerator[Item, None], items)) as items:
+            async with aclosing(items) as items:
                 async for item in items:
                     await self.tell_text(frames.encode(item))
         except NotFound:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from chat import throttles
 from chat.api import inputs
@@ -60,7 +59,7 @@ class Command:
     """What a frame asks for, checked and ready."""
 
     request_id: str | None  # comes back with the answer
-    act: partial[Data]  # to be called with the user in a database thread; raises EngineError
+    act: Callable[[Actor], Data]  # to be called with the user in a database thread; raises EngineError
     awaited: bool  # whether the answer is the end of the cancel that ``act`` has requested
 
 
@@ -73,7 +72,7 @@ def command(frame: Data, session_id: str) -> Command:
         raise Invalid("There is no frame of this type.")
     reader, act = _COMMANDS[frame["type"]]
     values = {"session": session_id, "request_id": frame.get("request_id"), **reader.read(frame)}
-    return Command(values["request_id"], partial(act, values=values), awaited=act is _cancel)
+    return Command(values["request_id"], lambda user: act(user, values), awaited=act is _cancel)
 
 
 def failure_of(cancellation: Data) -> str | None:

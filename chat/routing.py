@@ -88,12 +88,17 @@ def _as_request(scope: dict[str, Any]) -> HttpRequest | None:
         return None
 
 
+# Django's types know of its own views only; channels routes to ASGI applications by the same functions.
+_list: Any = ListSocket.as_asgi()
+_session: Any = SessionSocket.as_asgi()
+_nothing: Any = deny
+
 websocket_application = Gate(
     URLRouter(
         [
-            path("ws/sessions/", ListSocket.as_asgi()),
-            path("ws/sessions/<str:session_id>/", SessionSocket.as_asgi()),
-            re_path("", deny),
+            path("ws/sessions/", _list),
+            path("ws/sessions/<str:session_id>/", _session),
+            re_path("", _nothing),
         ]
     )
 )

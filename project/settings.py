@@ -63,9 +63,7 @@ CONTENT_SECURITY_POLICY = {
 
 DATABASE = environment.postgresql("DATABASE_URL")
 REDIS_URL = environment.address("REDIS_URL", ("redis", "rediss", "unix"))
-DISPATCH = environment.choice("DISPATCH", ("inprocess", "procrastinate"), "inprocess")
-if DISPATCH == "procrastinate" and DATABASE is None:
-    raise ImproperlyConfigured("DISPATCH=procrastinate needs PostgreSQL; set DATABASE_URL to its address.")
+DISPATCH = environment.choice("DISPATCH", ("inprocess",), "inprocess")
 
 INSTALLED_APPS = [
     "chat",  # first, since its runserver stands before that of staticfiles
@@ -84,11 +82,11 @@ INSTALLED_APPS = [
     "csp",
     "axes",
 ]
-if DISPATCH == "procrastinate":
-    INSTALLED_APPS.append("procrastinate.contrib.django")
 
 # All of them are asynchronous: a single one that is not would hold a thread for each waiting call.
 MIDDLEWARE = [
+    "chat.api.errors.Errors",  # these two first, since they give their form to what all others answer
+    "chat.openai.errors.Errors",
     "chat.api.errors.Errors",
     "django.middleware.security.SecurityMiddleware",
     "project.static.StaticFilesMiddleware",
@@ -222,10 +220,11 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "Turnkeeper",
     "DESCRIPTION": "Durable, cancellable turns of LangGraph agents.",
     "VERSION": "1.0.0",
-    "SERVE_INCLUDE_SCHEMA": False,
-    "SWAGGER_UI_DIST": "SIDECAR",
-    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
+    "OAS_VERSION": "3.1.0",
+    "SCHEMA_PATH_PREFIX": "/api/",
+    "COMPONENT_SPLIT_PATCH": False,
+    "PREPROCESSING_HOOKS": ["chat.api.description.only_ours"],
+    "POSTPROCESSING_HOOKS": ["chat.api.description.add_shapes"],
 }
 
 # Agents and their model
@@ -270,7 +269,7 @@ LOGGING = {
         # These tell each request and step at INFO, which drowns what an operator looks for.
         **{
             name: {"level": "WARNING"}
-            for name in ("asyncio", "axes", "daphne", "httpx", "procrastinate", "twisted")
+            for name in ("asyncio", "axes", "daphne", "httpx", "twisted")
         },
     },
 }

@@ -5,19 +5,22 @@ Authentication, permissions, throttles, parsing and errors are REST framework's 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 from typing import Any, cast
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
+from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser, JSONParser
-from rest_framework.permissions import IsAuthenticated
+from rest_framework.permissions import SAFE_METHODS, BasePermission, IsAuthenticated
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from chat.api.authentication import BearerAuthentication, SessionAuthentication
@@ -78,12 +81,16 @@ def actor_of(request: Request) -> AbstractBaseUser:
 class AsyncView(APIView):
     """The base of all views of the API. Handlers are coroutines; none may block."""
 
-    authentication_classes = (BearerAuthentication, SessionAuthentication)
-    permission_classes = (IsAuthenticated,)
+    authentication_classes: Sequence[type[BaseAuthentication]] = (BearerAuthentication, SessionAuthentication)
+    permission_classes: Sequence[type[BasePermission]] = (IsAuthenticated,)
     parser_classes = (ObjectParser,)
     renderer_classes = (JSONRenderer,)
     content_negotiation_class = AlwaysJson
-    http_method_names = ["get", "head", "post", "patch", "delete"]
+    http_method_names = ["get", "head", "options", "post", "patch", "delete"]
+
+    async def options(self, request: Request, *args: Any, **kwargs: Any) -> Response:  # type: ignore[override]
+        """Name the methods of this address, and nothing else: the description is at /api/schema/."""
+        return Response(status=HTTPStatus.NO_CONTENT, headers={"Allow": ", ".join(self.allowed_methods)})
 
     def get_exception_handler(self) -> Any:
         return handle
@@ -107,7 +114,8 @@ class AsyncView(APIView):
 
     def _admit(self, request: Request) -> None:
         self.initial(request, *self.args, **self.kwargs)
-        _ = request.data  # reads and parses the body here, off the loop
+        if request.method not in SAFE_METHODS:
+            _ = request.data  # reads and parses the body here, off the loop
 
     def _handler(self, request: Request) -> Any:
         name = (request.method or "").lower()

@@ -104,6 +104,7 @@ class Errors:
 
     sync_capable = False
     async_capable = True
+    prefix = "/api/"
 
     def __init__(self, get_response: Callable[[HttpRequest], Awaitable[HttpResponseBase]]) -> None:
         self._get_response = get_response
@@ -111,19 +112,22 @@ class Errors:
 
     async def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = await self._get_response(request)
-        if not request.path_info.startswith("/api/") or response.status_code < HTTPStatus.BAD_REQUEST:
+        if not request.path_info.startswith(self.prefix) or response.status_code < HTTPStatus.BAD_REQUEST:
             return response
         if response.headers.get("Content-Type", "").startswith("application/json"):
             return response
-        return _in_our_form(response)
+        return self._in_our_form(response)
 
+    def form(self, status: int, code: str, message: str) -> dict[str, Any]:
+        """The body of an error."""
+        return body(code, message)
 
-def _in_our_form(response: HttpResponseBase) -> HttpResponseBase:
-    code = code_of(response.status_code)
-    message = _SENTENCES.get(code) or HTTPStatus(response.status_code).phrase
-    ours = JsonResponse(body(code, message), status=response.status_code)
-    for name in ("Allow", "Retry-After", "WWW-Authenticate"):
-        if name in response.headers:
-            ours.headers[name] = response.headers[name]
-    ours.cookies = response.cookies
-    return ours
+    def _in_our_form(self, response: HttpResponseBase) -> HttpResponseBase:
+        code = code_of(response.status_code)
+        message = _SENTENCES.get(code) or HTTPStatus(response.status_code).phrase
+        ours = JsonResponse(self.form(response.status_code, code, message), status=response.status_code)
+        for name in ("Allow", "Retry-After", "WWW-Authenticate"):
+            if name in response.headers:
+                ours.headers[name] = response.headers[name]
+        ours.cookies = response.cookies
+        return ours

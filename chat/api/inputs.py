@@ -16,6 +16,9 @@ from runs.states import Multitask, OnDisconnect, Origin, SessionStatus
 
 Values = dict[str, Any]
 
+# The highest number an event can have.
+LAST_SEQ = 2**31 - 1
+
 
 class Text(serializers.CharField):
     """A string, kept as it was written. REST framework's own would take numbers, too, and trim."""
@@ -37,7 +40,7 @@ class Choice(serializers.ChoiceField):
     """One of some words. What else was sent is not repeated in the error, since it may be unprintable."""
 
     def __init__(self, choices: Sequence[str], **kwargs: Any) -> None:
-        messages = {"invalid_choice": f"This must be one of: {', '.join(choices)}."}
+        messages: dict[str, Any] = {"invalid_choice": f"This must be one of: {', '.join(choices)}."}
         super().__init__(choices, error_messages=messages, **kwargs)
 
 
@@ -72,6 +75,24 @@ class Json(serializers.Field[Any, Any, Any, Any]):
             elif isinstance(value, list):
                 waiting += [(part, depth + 1) for part in value]
         return data
+
+
+class ById(Json):
+    """An object that gives each of some ids a JSON value; not empty."""
+
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, dict) or not data:
+            raise ValidationError('An object {"question id": answer} is expected.')
+        return super().to_internal_value(data)
+
+
+class Seconds(serializers.FloatField):
+    """A number. REST framework's own would take strings and booleans, too."""
+
+    def to_internal_value(self, data: Any) -> float:
+        if isinstance(data, bool) or not isinstance(data, int | float):
+            self.fail("invalid")
+        return super().to_internal_value(data)
 
 
 class Input(serializers.Serializer[Any]):
@@ -111,7 +132,7 @@ class Cancel(Input):
     """A request to cancel."""
 
     reason = Text(required=False, allow_blank=True, max_length=500)
-    wait = serializers.FloatField(required=False, min_value=0, max_value=60)
+    wait = Seconds(required=False, min_value=0, max_value=60)
 
 
 class Reason(Input):
@@ -129,15 +150,17 @@ class Retry(Input):
 class Answers(Input):
     """Answers to all questions of a waiting run, by the question's id."""
 
-    answers = Json()
-
-    def validate_answers(self, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict) or not value:
-            raise ValidationError('An object {"question id": answer} is expected.')
-        return value
+    answers = ById()
 
 
-class SessionFilter(Input):
+class Page(Input):
+    """Which page of a list to show."""
+
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=200)
+    cursor = Text(required=False, max_length=1000)
+
+
+class SessionFilter(Page):
     """Which sessions to list."""
 
     search = Text(required=False, allow_blank=True, max_length=200)
@@ -156,7 +179,7 @@ class HistoryFilter(Input):
 class EventsFilter(Input):
     """Which part of a run's log to show."""
 
-    after = serializers.IntegerField(required=False, min_value=0, max_value=2**31 - 1)
+    after = serializers.IntegerField(required=False, min_value=0, max_value=LAST_SEQ)
     limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
 
 

@@ -9,7 +9,7 @@ from rest_framework.request import Request
 
 
 class Pages(CursorPagination):
-    """Cursor pages of 50, or of ``?limit=`` up to 200."""
+    """Cursor pages of 50, or of ``?limit=``; ``inputs.Page`` says what may be asked for."""
 
     page_size = 50
     page_size_query_param = "limit"
@@ -28,3 +28,7 @@ class SessionPages(Pages):
 
 class RunPages(Pages):
     ordering = ("-created_at", "id")
+
+
+class WorkerPages(Pages):
+    ordering = ("started_at", "id")

@@ -2,7 +2,7 @@
 
 from django.urls import path, re_path
 
-from chat.api import views
+from chat.api import schema, views
 
 app_name = "api"
 urlpatterns = [
@@ -20,5 +20,9 @@ urlpatterns = [
     path("runs/<str:run_id>/retry/", views.Retry.as_view(), name="retry"),
     path("runs/<str:run_id>/dismiss/", views.Dismiss.as_view(), name="dismiss"),
     path("runs/<str:run_id>/force-cancel/", views.ForceCancel.as_view(), name="force_cancel"),
+    path("runs/<str:run_id>/reconcile/", views.Reconcile.as_view(), name="reconcile"),
+    path("workers/", views.Workers.as_view(), name="workers"),
+    path("schema/", schema.Schema.as_view(), name="schema"),
+    path("docs/", schema.docs, name="docs"),
     re_path("", views.nothing_here),
 ]

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from django.db.models import QuerySet
-from django.http import HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
@@ -17,13 +17,25 @@ from rest_framework.response import Response
 from chat import throttles
 from chat.api import errors, inputs, streams
 from chat.api.asynchronous import AsyncView, actor_of
+from chat.api.description import STARTING, header, operation
 from chat.api.negotiation import EVENT_STREAM, JSON, names
-from chat.api.paging import Pages, RunPages, SessionPages
+from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages
 from chat.logins import login_of
+from chat.presence import TooMany
 from chat.rendering import render_markdown
 from runs import operations
 from runs.database import in_thread
-from runs.errors import Invalid
+from runs.errors import (
+    CursorGone,
+    Forbidden,
+    IdempotencyConflict,
+    Invalid,
+    NotInterrupted,
+    NotWaiting,
+    RunActive,
+    TooLarge,
+    Unavailable,
+)
 from runs.operations import Data
 from runs.states import OnDisconnect
 
@@ -37,9 +49,14 @@ async def nothing_here(request: HttpRequest) -> JsonResponse:
 
 
 class Agents(AsyncView):
-    """The configured agents, the default one first."""
+    """The configured agents."""
 
+    @operation("list_agents", {200: "AgentPage"})
     async def get(self, request: Request) -> Response:
+        """List the configured agents, the default one first.
+
+        They all come at once.
+        """
         found = await in_thread(operations.agents)
         return Response({"results": found, "next": None, "previous": None})
 
@@ -47,8 +64,12 @@ class Agents(AsyncView):
 class Sessions(AsyncView):
     """One's own sessions."""
 
+    @operation("list_sessions", {200: "SessionPage"}, query=inputs.SessionFilter)
     async def get(self, request: Request) -> Response:
-        """List them, most recently changed first: ``?search=&status=&origin=&limit=&cursor=``."""
+        """List your sessions, most recently changed first.
+
+        `search` looks in titles and in what you wrote.
+        """
         chosen = inputs.SessionFilter.read(request.query_params.dict())
         found = operations.sessions(
             actor_of(request),
@@ -58,8 +79,12 @@ class Sessions(AsyncView):
         )
         return await in_thread(_page, SessionPages(), found, operations.represent_sessions, request)
 
+    @operation("create_session", {201: "Session"}, body=inputs.NewSession)
     async def post(self, request: Request) -> Response:
-        """Open one: ``{agent?, title?}``."""
+        """Open a session.
+
+        Without `agent` it gets the default one; without `title` it is named after its first turn.
+        """
         session = await in_thread(
             operations.create_session, actor_of(request), **inputs.NewSession.read(request.data)
         )
@@ -71,24 +96,40 @@ class Sessions(AsyncView):
 class Session(AsyncView):
     """One session."""
 
+    @operation("get_session", {200: "Session"})
     async def get(self, request: Request, session_id: str) -> Response:
+        """Read a session."""
         return Response(await in_thread(operations.session_snapshot, actor_of(request), session_id))
 
+    @operation("rename_session", {200: "Session"}, body=inputs.Rename)
     async def patch(self, request: Request, session_id: str) -> Response:
-        """Rename it: ``{title}``."""
+        """Rename a session.
+
+        A title that a user gave is never overwritten by a generated one.
+        """
         title = inputs.Rename.read(request.data)["title"]
         return Response(await in_thread(operations.rename_session, actor_of(request), session_id, title))
 
+    @operation("delete_session", {204: ""})
     async def delete(self, request: Request, session_id: str) -> Response:
-        """Delete it and all that belongs to it; what is active is force-cancelled first."""
+        """Delete a session and all that belongs to it.
+
+        What is active is force-cancelled first.
+        """
         await operations.delete_session(actor_of(request), session_id)
         return Response(status=HTTPStatus.NO_CONTENT)
 
 
 class History(AsyncView):
-    """A session's messages, oldest first: ``?limit=&before=<message>&render=html``."""
+    """A session's messages."""
 
+    @operation("get_history", {200: "History"}, query=inputs.HistoryFilter)
     async def get(self, request: Request, session_id: str) -> Response:
+        """Read a session's messages, oldest first.
+
+        All of them, or `limit` of them from the end, or from right before the message `before`. With
+        `render=html` each has its text as sanitised HTML, too. Follow on from the `last_seq` of `run`.
+        """
         chosen = inputs.HistoryFilter.read(request.query_params.dict())
         found = await operations.history(
             actor_of(request), session_id, limit=chosen.get("limit"), before=chosen.get("before")
@@ -101,14 +142,33 @@ class History(AsyncView):
 class Runs(AsyncView):
     """A session's runs."""
 
+    @operation("list_runs", {200: "RunPage"}, query=inputs.Page)
     async def get(self, request: Request, session_id: str) -> Response:
-        """List them, newest first: ``?limit=&cursor=``."""
+        """List a session's runs, newest first."""
         return await in_thread(_runs_page, request, session_id)
 
+    @operation(
+        "start_run",
+        {202: "Run"},
+        body=inputs.NewTurn,
+        streams=True,
+        headers=[
+            header(
+                "Idempotency-Key",
+                "The same key with the same body gives the same run, in this session and for as long as "
+                "the run is kept; with another body it is refused.",
+                {"type": "string", "minLength": 1, "maxLength": 255},
+            )
+        ],
+        raises=(RunActive, IdempotencyConflict, TooLarge, *STARTING, TooMany),
+    )
     async def post(self, request: Request, session_id: str) -> HttpResponseBase:
-        """Start a turn: ``{input, on_disconnect?, multitask?, stream_modes?}``, header Idempotency-Key.
+        """Start a turn.
 
-        Answers with the Run, or with its event stream when Accept names ``text/event-stream``.
+        Answers with the Run, or with its event stream when `Accept` names `text/event-stream`. What
+        `multitask` does while a run is active: `reject` refuses (the default), `enqueue` waits in line,
+        `interrupt` cancels it. With `on_disconnect` set to `cancel`, which needs the stream, the turn is
+        cancelled when this connection goes away.
         """
         turn = inputs.NewTurn.read(request.data)
         streamed = names(request, EVENT_STREAM)
@@ -129,74 +189,169 @@ class Runs(AsyncView):
 class Run(AsyncView):
     """One run."""
 
+    @operation("get_run", {200: "Run"})
     async def get(self, request: Request, run_id: str) -> Response:
+        """Read a run."""
         return Response(await in_thread(operations.get_run, actor_of(request), run_id))
 
 
 class Events(AsyncView):
-    """A run's log: a page with ``Accept: application/json``, else a stream."""
+    """A run's log."""
 
-    http_method_names = ["get"]
-
+    @operation(
+        "get_events",
+        {200: "EventPage", 204: ""},
+        query=inputs.EventsFilter,
+        streams=True,
+        headers=[
+            header(
+                "Last-Event-ID",
+                "Resumes behind this event; comes before `after`.",
+                {"type": "integer", "minimum": 0, "maximum": inputs.LAST_SEQ},
+            )
+        ],
+        raises=(CursorGone, TooMany, Unavailable),
+    )
     async def get(self, request: Request, run_id: str) -> HttpResponseBase:
+        """Read a run's log behind `after`: a page, or a stream that goes on live.
+
+        A page with `Accept: application/json`, of at most `limit` events; else server-sent events. At or
+        past the terminal event the stream is a 204, which tells an EventSource not to come back.
+        """
         chosen = inputs.EventsFilter.read(request.query_params.dict())
+        if last := request.headers.get("Last-Event-ID"):
+            chosen |= inputs.EventsFilter.read({"after": last})
         if names(request, JSON) and not names(request, EVENT_STREAM):
             return Response(await in_thread(operations.events, actor_of(request), run_id, **chosen))
-        if last := request.headers.get("Last-Event-ID"):
-            chosen = inputs.EventsFilter.read({"after": last})
         return await streams.resumed(login_of(request), run_id, chosen.get("after", 0))
+
+    async def head(self, request: Request, run_id: str) -> HttpResponseBase:
+        """What a GET would begin with. Nothing is followed for nobody."""
+        if names(request, JSON) and not names(request, EVENT_STREAM):
+            return await self.get(request, run_id)
+        await in_thread(operations.get_run, actor_of(request), run_id)
+        return HttpResponse(content_type=EVENT_STREAM)
 
 
 class CancelSession(AsyncView):
-    """Request that a session's active run and all of its queued ones be cancelled: ``{reason?, wait?}``."""
+    """Cancel all of a session."""
 
+    @operation(
+        "cancel_session",
+        {200: "Cancellation", 202: "Cancellation"},
+        body=inputs.Cancel,
+        raises=[Unavailable],
+    )
     async def post(self, request: Request, session_id: str) -> Response:
+        """Request that a session's active run and all of its queued ones be cancelled.
+
+        202 while the cancel has not settled, 200 when it has; `wait` for that so many seconds. Once it is
+        accepted the runs can become nothing but cancelled. It does not undo what tools have done.
+        """
         return await _cancel(operations.cancel_session, request, session_id)
 
 
 class CancelRun(AsyncView):
-    """Request that one run be cancelled: ``{reason?, wait?}``."""
+    """Cancel one run."""
 
+    @operation(
+        "cancel_run", {200: "Cancellation", 202: "Cancellation"}, body=inputs.Cancel, raises=[Unavailable]
+    )
     async def post(self, request: Request, run_id: str) -> Response:
+        """Request that one run be cancelled.
+
+        202 while the cancel has not settled, 200 when it has; `wait` for that so many seconds.
+        """
         return await _cancel(operations.cancel_run, request, run_id)
 
 
 class Answer(AsyncView):
-    """Answer all questions of a waiting run: ``{answers: {id: value}}``."""
+    """The answers a waiting run needs."""
 
+    @operation("answer_run", {200: "Run"}, body=inputs.Answers, raises=(NotWaiting, TooLarge))
     async def post(self, request: Request, run_id: str) -> Response:
+        """Answer all questions of a waiting run, at once."""
         answers = inputs.Answers.read(request.data)["answers"]
         return Response(await in_thread(operations.answer, actor_of(request), run_id, answers))
 
 
 class Resume(AsyncView):
-    """Go on with an interrupted run in a new one."""
+    """Going on with an interrupted run."""
 
+    @operation("resume_run", {202: "Run"}, raises=(NotInterrupted, *STARTING))
     async def post(self, request: Request, run_id: str) -> Response:
+        """Go on with an interrupted run, from its checkpoint, in a new run.
+
+        The new run names the old one in `resumes`.
+        """
         return _accepted(await in_thread(_admitted, operations.resume, actor_of(request), run_id))
 
 
 class Retry(AsyncView):
-    """Run the session's latest turn again: ``{input?}``."""
+    """Running a turn again."""
 
+    @operation("retry_run", {202: "Run"}, body=inputs.Retry, raises=(NotInterrupted, TooLarge, *STARTING))
     async def post(self, request: Request, run_id: str) -> Response:
+        """Run the session's latest turn again, perhaps with other words.
+
+        The history goes back to before its message. The new run names the old one in `retries`.
+        """
         text = inputs.Retry.read(request.data).get("input")
         return _accepted(await in_thread(_admitted, operations.retry, actor_of(request), run_id, text))
 
 
 class Dismiss(AsyncView):
-    """Close an interrupted run."""
+    """Closing an interrupted run."""
 
+    @operation("dismiss_run", {200: "Run"}, raises=[NotInterrupted])
     async def post(self, request: Request, run_id: str) -> Response:
+        """Close an interrupted run: nobody will go on from it."""
         return Response(await in_thread(operations.dismiss, actor_of(request), run_id))
 
 
 class ForceCancel(AsyncView):
-    """End a run without its worker, for operators: ``{reason}``."""
+    """Ending a run without its worker."""
 
+    @operation(
+        "force_cancel_run", {200: "Cancellation"}, body=inputs.Reason, raises=[Forbidden], tag="operators"
+    )
     async def post(self, request: Request, run_id: str) -> Response:
+        """End a run durably without its worker.
+
+        Needs the permission `runs.force_cancel_run`. Whatever of the run still works is fenced off.
+        """
         reason = inputs.Reason.read(request.data)["reason"]
         return Response(await in_thread(operations.force_cancel, actor_of(request), run_id, reason))
+
+
+class Reconcile(AsyncView):
+    """Bringing a run into order."""
+
+    @operation(
+        "reconcile_run", {200: "Reconciliation"}, body=inputs.Reason, raises=[Forbidden], tag="operators"
+    )
+    async def post(self, request: Request, run_id: str) -> Response:
+        """Bring a stuck or interrupted run into order, and tell what was done.
+
+        Needs the permission `runs.reconcile_run`. The run of a dead worker is ended, an overdue cancel is
+        settled, an interrupted run is dismissed; the run of a living worker is left alone.
+        """
+        reason = inputs.Reason.read(request.data)["reason"]
+        return Response(await operations.reconcile(actor_of(request), run_id, reason))
+
+
+class Workers(AsyncView):
+    """The processes that execute runs."""
+
+    @operation("list_workers", {200: "WorkerPage"}, query=inputs.Page, raises=[Forbidden], tag="operators")
+    async def get(self, request: Request) -> Response:
+        """List the processes that execute runs, longest running first.
+
+        Needs the permission `runs.view_worker`.
+        """
+        inputs.Page.read(request.query_params.dict())
+        found = await in_thread(operations.workers, actor_of(request))
+        return await in_thread(_page, WorkerPages(), found, operations.represent_workers, request)
 
 
 async def _cancel(operation: Any, request: Request, target: str) -> Response:
@@ -232,6 +387,7 @@ def _idempotency_key(request: Request) -> str | None:
 
 def _runs_page(request: Request, session_id: str) -> Response:
     # In the thread as a whole: whether the session is the user's is looked up right here.
+    inputs.Page.read(request.query_params.dict())
     return _page(
         RunPages(), operations.runs_of(actor_of(request), session_id), operations.represent_runs, request
     )

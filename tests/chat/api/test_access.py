@@ -1,6 +1,7 @@
 """Who may call what: every endpoint of the REST API for its owner, a stranger, nobody and an operator."""
 
 import pytest
+from django.contrib.auth.models import Permission
 
 from runs.models import Session
 from runs.states import RunStatus
@@ -30,7 +31,11 @@ ON_A_RUN = [
     ("POST", "runs/{run}/retry/", RunStatus.INTERRUPTED, {}, 202),
     ("POST", "runs/{run}/dismiss/", RunStatus.INTERRUPTED, {}, 200),
 ]
-FOR_OPERATORS = [("POST", "runs/{run}/force-cancel/", RunStatus.QUEUED, {"reason": "stuck"}, 200)]
+FOR_OPERATORS = [
+    ("POST", "runs/{run}/force-cancel/", RunStatus.QUEUED, {"reason": "stuck"}, 200),
+    ("POST", "runs/{run}/reconcile/", RunStatus.QUEUED, {"reason": "stuck"}, 200),
+]
+FOR_OPERATORS_ALONE = [("GET", "workers/", None, None, 200)]
 FOR_ANYBODY_KNOWN = [
     ("GET", "agents/", None, None, 200),
     ("GET", "sessions/", None, None, 200),
@@ -84,6 +89,34 @@ def test_line_48_what_is_for_operators_is_refused_to_owners(
     assert as_olivia(method, path, body).status_code == expected
 
 
+@pytest.mark.parametrize("line", FOR_OPERATORS_ALONE, ids=ids(FOR_OPERATORS_ALONE))
+def test_line_48_what_is_nobodys_own_is_for_operators_alone(line, as_alice, as_olivia, as_charlie):
+    method, path, _, body, expected = line
+    assert error_of(as_charlie(method, path, body)) == UNAUTHENTICATED
+    assert error_of(as_alice(method, path, body)) == FORBIDDEN
+    assert as_olivia(method, path, body).status_code == expected
+
+
+@pytest.mark.parametrize("permission", ["force_cancel_run", "reconcile_run", "view_worker"])
+def test_line_48_each_permission_opens_its_own_address_and_no_other(alice, bob, as_bob, permission):
+    bob.user_permissions.add(Permission.objects.get(codename=permission))
+    run = a_run(alice)
+    answers = {
+        "force_cancel_run": as_bob.post(f"runs/{run}/force-cancel/", {"reason": "stuck"}),
+        "reconcile_run": as_bob.post(f"runs/{run}/reconcile/", {"reason": "stuck"}),
+        "view_worker": as_bob.get("workers/"),
+    }
+    assert [name for name, answer in answers.items() if answer.status_code == 200] == [permission]
+    assert error_of(as_bob.get(f"runs/{run}/")) == NOT_FOUND
+
+
+@pytest.mark.parametrize("path", ["schema/", "docs/"])
+def test_line_48_the_description_is_for_everybody(as_charlie, as_alice, path):
+    for somebody in (as_charlie, as_alice):
+        assert somebody.get(path, Accept="text/html").status_code == 200
+        assert error_of(somebody("PUT", path)) == (405, "invalid")
+
+
 @pytest.mark.parametrize("line", FOR_ANYBODY_KNOWN, ids=ids(FOR_ANYBODY_KNOWN))
 def test_line_48_what_is_for_everybody_known_is_not_for_the_unknown(line, as_alice, as_olivia, as_charlie):
     method, path, _, body, expected = line
@@ -97,7 +130,11 @@ def test_line_48_every_address_is_in_the_table():
 
     in_table = {
         address.replace("{session}", "<str:session_id>").replace("{run}", "<str:run_id>")
-        for _, address, *_ in ON_A_SESSION + ON_A_RUN + FOR_OPERATORS + FOR_ANYBODY_KNOWN
+        for _, address, *_ in ON_A_SESSION
+        + ON_A_RUN
+        + FOR_OPERATORS
+        + FOR_OPERATORS_ALONE
+        + FOR_ANYBODY_KNOWN
     }
     open_to_all = {"", "schema/", "docs/"}
     assert {str(pattern.pattern) for pattern in urlpatterns} - open_to_all == in_table

@@ -37,12 +37,56 @@ def test_an_unknown_address_is_a_json_404_for_everybody(as_alice, as_charlie, me
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "sessions/"), ("POST", "agents/"), ("OPTIONS", "sessions/")]
+    ("method", "path"),
+    [("PUT", "sessions/"), ("POST", "agents/"), ("TRACE", "sessions/"), ("BREW", "agents/")],
 )
 def test_another_method_is_405_and_names_the_allowed_ones(as_alice, method, path):
     response = as_alice(method, path, {})
     assert error_of(response) == (405, "invalid")
     assert "GET" in response["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("sessions/", "GET, HEAD, OPTIONS, POST"),
+        ("sessions/{session}/", "GET, HEAD, OPTIONS, PATCH, DELETE"),
+        ("runs/{run}/cancel/", "OPTIONS, POST"),
+    ],
+)
+def test_options_names_the_methods_and_changes_nothing(alice, as_alice, as_charlie, path, allowed):
+    session = open_session(alice)
+    path = path.format(session=session, run=a_run(alice, session=session))
+    response = as_alice("OPTIONS", path)
+    assert (response.status_code, response.content) == (204, b"")
+    assert sorted(response["Allow"].split(", ")) == sorted(allowed.split(", "))
+    assert error_of(as_charlie("OPTIONS", path)) == (401, "unauthenticated")
+    assert Run.objects.get().status == "queued"
+
+
+@pytest.mark.parametrize("path", ["agents/", "sessions/", "sessions/{session}/", "runs/{run}/", "workers/"])
+def test_head_is_get_without_its_body(olivia, as_olivia, path):
+    session = open_session(olivia)
+    path = path.format(session=session, run=a_run(olivia, session=session))
+    response = as_olivia("HEAD", path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert response["Content-Type"] == as_olivia.get(path)["Content-Type"]
+
+
+def test_head_of_a_log_follows_nothing(alice, as_alice, as_bob):
+    path = f"runs/{a_run(alice)}/events/"
+    for accept, kind in [("*/*", "text/event-stream"), ("application/json", "application/json")]:
+        response = as_alice("HEAD", path, Accept=accept)
+        assert (response.status_code, response.content) == (200, b"")
+        assert response["Content-Type"].startswith(kind)
+    assert as_bob("HEAD", path).status_code == 404
+
+
+def test_a_body_where_none_belongs_is_not_looked_at(as_alice):
+    response = as_alice.client.generic(
+        "GET", "/api/sessions/", b"nonsense", content_type="text/plain", headers=as_alice.headers
+    )
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""What the OpenAPI description says of each operation, beside what its inputs and shapes say themselves.
+
+``@operation`` stands on each handler. What all operations share (how one logs in, the form of errors, what a
+body of the wrong kind gets) is added here, so that a handler names only what is its own.
+"""
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from django.conf import settings
+from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+
+from chat.api import inputs, shapes
+from chat.api.negotiation import EVENT_STREAM, JSON
+from chat.api.shapes import Shape, ref
+from chat.throttles import Throttled
+from runs import errors
+from runs.errors import EngineError
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+# What an operation that starts a turn may answer beside its own errors.
+STARTING = (errors.AgentMismatch, errors.QueueFull, Throttled, errors.Unavailable)
+
+_UNSAFE = ("post", "patch", "delete")
+_WITHOUT_NUL = r"^[^\u0000]*$"
+_WITHOUT_NUL_NOT_BLANK = r"^[^\u0000]*[^\u0000\s][^\u0000]*$"
+_STREAM = """\
+Server-sent events. `id` is the event's `seq`, `event` its type, `data` the whole Event on one line. Comments
+keep the connection alive, and the stream ends after the run's terminal event."""
+
+
+def operation(
+    name: str,
+    answers: Mapping[int, str],
+    *,
+    body: type[inputs.Input] | None = None,
+    query: type[inputs.Input] | None = None,
+    headers: Iterable[OpenApiParameter] = (),
+    streams: bool = False,
+    raises: Iterable[type[EngineError]] = (),
+    tag: str | None = None,
+) -> Callable[[Handler], Handler]:
+    """Describe a handler by its docstring and these facts.
+
+    ``answers`` gives the component that comes with each status, "" for none; ``streams`` says that events
+    may come in place of JSON.
+    """
+
+    def describe(handler: Handler) -> Handler:
+        summary, _, details = inspect.cleandoc(handler.__doc__ or "").partition("\n")
+        documented: dict[Any, OpenApiResponse] = {
+            (status, JSON): OpenApiResponse(ref(component), description=f"The {component}.")
+            if component
+            else OpenApiResponse(None, description="Done.")
+            for status, component in answers.items()
+        }
+        if streams:
+            documented[200, EVENT_STREAM] = OpenApiResponse({"type": "string"}, description=_STREAM)
+        refused = _errors(handler, raises, has_input=bool(body or query))
+        documented |= {(status, JSON): answer for status, answer in refused.items()}
+        created = [status for status in (201, 202) if answers.get(status) in ("Session", "Run")]
+        return extend_schema(
+            operation_id=name,
+            summary=summary.rstrip("."),
+            description=" ".join(details.split()),
+            request=body,
+            parameters=[
+                *([query] if query else []),
+                *headers,
+                *([_location(created)] if created else []),
+                *([_RETRY_AFTER] if 429 in refused else []),
+            ],
+            responses=dict(sorted(documented.items())),
+            tags=[tag] if tag else None,
+        )(handler)
+
+    return describe
+
+
+def _errors(
+    handler: Callable[..., Any], raises: Iterable[type[EngineError]], *, has_input: bool
+) -> dict[int, OpenApiResponse]:
+    """The errors an operation may answer with, by status."""
+    told: dict[int, dict[str, str]] = defaultdict(dict)
+    told[401]["unauthenticated"] = "Nobody is logged in, or the token is not valid."
+    known = list(raises)
+    if set(inspect.signature(handler).parameters) & {"session_id", "run_id"}:
+        known.append(errors.NotFound)
+    if has_input or handler.__name__ in _UNSAFE:
+        known.append(errors.Invalid)
+    if handler.__name__ in _UNSAFE:
+        told[403]["csrf_failed"] = "The session cookie came without its CSRF token."
+        told[413]["too_large"] = "The body, or a text in it, is too large."
+        told[415]["invalid"] = "A body must be JSON."
+    for error in known:
+        said = told[error.status].get(error.code)
+        sentence = " ".join((error.__doc__ or "").split())
+        told[error.status][error.code] = f"{said} Or: {sentence}" if said else sentence
+    return {
+        status: OpenApiResponse(
+            {
+                "allOf": [
+                    ref("Error"),
+                    {"properties": {"error": {"properties": {"code": {"enum": list(codes)}}}}},
+                ]
+            },
+            description="\n".join(f"- `{code}`: {sentence}" for code, sentence in codes.items()),
+        )
+        for status, codes in told.items()
+    }
+
+
+def header(name: str, about: str, type: Shape) -> OpenApiParameter:
+    """A request header."""
+    return OpenApiParameter(name, type, OpenApiParameter.HEADER, description=about)
+
+
+def _location(statuses: list[int]) -> OpenApiParameter:
+    return OpenApiParameter(
+        "Location",
+        {"type": "string"},
+        OpenApiParameter.HEADER,
+        required=True,
+        description="Where it can be read.",
+        response=statuses,
+    )
+
+
+_RETRY_AFTER = OpenApiParameter(
+    "Retry-After",
+    {"type": "integer", "minimum": 1},
+    OpenApiParameter.HEADER,
+    description="Seconds after which to try again, where that is known.",
+    response=[429],
+)
+
+
+# Hooks of drf-spectacular, named in the settings
+
+
+def only_ours(endpoints: list[tuple[str, str, str, Any]]) -> list[tuple[str, str, str, Any]]:
+    """Leave out what other protocols describe."""
+    return [endpoint for endpoint in endpoints if endpoint[0].startswith("/api/")]
+
+
+def add_shapes(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Add the components that answers refer to."""
+    components = result.setdefault("components", {})
+    components["schemas"] = {**components.get("schemas", {}), **shapes.components()}
+    return result
+
+
+# Extensions of drf-spectacular, which finds them by their class
+
+
+class BearerScheme(OpenApiAuthenticationExtension):
+    target_class = "chat.api.authentication.BearerAuthentication"
+    name = "bearer"
+
+    def get_security_definition(self, auto_schema: Any) -> Shape:
+        return {"type": "http", "scheme": "bearer", "description": "An API token, in the header only."}
+
+
+class CookieScheme(OpenApiAuthenticationExtension):
+    target_class = "chat.api.authentication.SessionAuthentication"
+    name = "cookie"
+
+    def get_security_definition(self, auto_schema: Any) -> Shape:
+        return {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": settings.SESSION_COOKIE_NAME,
+            "description": "A browser's login. Every unsafe call needs the CSRF token, in `X-CSRFToken`.",
+        }
+
+
+class TextSchema(OpenApiSerializerFieldExtension):
+    target_class = inputs.Text
+    match_subclasses = True
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> Shape:
+        field = self.target
+        shape: Shape = {"type": "string"}
+        if field.max_length:
+            shape["maxLength"] = field.max_length
+        if not field.allow_blank:
+            shape["minLength"] = 1
+        return {**shape, "pattern": _WITHOUT_NUL if field.allow_blank else _WITHOUT_NUL_NOT_BLANK}
+
+
+class ChoiceSchema(OpenApiSerializerFieldExtension):
+    target_class = inputs.Choice
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> Shape:
+        blank = [""] if self.target.allow_blank else []
+        return {"type": "string", "enum": [*(str(choice) for choice in self.target.choices), *blank]}
+
+
+class ByIdSchema(OpenApiSerializerFieldExtension):
+    target_class = inputs.ById
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> Shape:
+        return {
+            "type": "object",
+            "minProperties": 1,
+            "additionalProperties": {},
+            "description": "The id of each question and its answer, which is any JSON value.",
+        }
+
+
+class SecondsSchema(OpenApiSerializerFieldExtension):
+    target_class = inputs.Seconds
+
+    def map_serializer_field(self, auto_schema: Any, direction: Any) -> Shape:
+        return {"type": "number", "minimum": self.target.min_value, "maximum": self.target.max_value}

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -54,6 +55,7 @@ def main() -> None:
         "--only", action="append", choices=list(MEASURES), help="this measure; may be repeated"
     )
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the processes end, too
     figures = asyncio.run(measure(asked.only or list(MEASURES), QUICK if asked.quick else FULL))
     about = report.machine()
     print(report.table(figures, about))

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median
+from time import monotonic
 from typing import Any, TypeAlias
 from uuid import uuid4
 
@@ -272,13 +273,12 @@ def _rows(measure: str, name: str, pairs: list[tuple[Batch, Batch]]) -> list[Fig
 
 async def _closed_at(provider: RemoteProvider, calls: int) -> float:
     """When the provider saw the last of so many calls closed by the client."""
-    async with asyncio.timeout(30):
-        while True:
-            ledger: dict[str, Any] = await asyncio.to_thread(provider.ledger)
-            made = ledger["calls"]
-            if len(made) == calls and made[-1]["outcome"] != "open":
-                break
-            await asyncio.sleep(0.01)
-    if made[-1]["outcome"] != "closed":
-        raise RuntimeError(f"The provider's stream was to be closed and is {made[-1]['outcome']}.")
-    return float(made[-1]["closed_at"])
+    deadline = monotonic() + 30
+    while True:
+        ledger: dict[str, Any] = await asyncio.to_thread(provider.ledger)
+        outcomes = [call["outcome"] for call in ledger["calls"]]
+        if len(outcomes) == calls and outcomes[-1] == "closed":
+            return float(ledger["calls"][-1]["closed_at"])
+        if monotonic() > deadline:
+            raise RuntimeError(f"The provider was to see call {calls} closed and has seen {outcomes}.")
+        await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from chat import presence
 from chat.logins import Login
@@ -53,7 +53,7 @@ class Attendance:
         Ends after the terminal event, and earlier when the server ends the connection or the run is deleted.
         """
         following = operations.follow_run(self._login.user, self.run_id, self._after)
-        async with aclosing(cast(AsyncGenerator[Item, None], following)) as items:
+        async with aclosing(following) as items:
             while True:
                 coming: asyncio.Future[Item | None] = asyncio.ensure_future(anext(items, None))
                 try:

@@ -6,5 +6,6 @@ from django.urls import include, path
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", include("chat.api.urls")),
+    path("v1/", include("chat.openai.urls")),
     path("", include("chat.urls")),
 ]

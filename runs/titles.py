@@ -7,7 +7,7 @@ from runs import agents, lifecycle
 from runs.database import in_thread
 from runs.errors import AgentMismatch, NotFound
 from runs.models import Run, RunEvent
-from runs.states import EventType, RunStatus, TitleSource
+from runs.states import EventType, Origin, RunStatus, TitleSource
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,8 @@ def _first_answer(run_id: UUID) -> tuple[str, str] | None:
     """What the user said and what was answered, if the title is still made of the user's words."""
     run = Run.objects.select_related("session").filter(id=run_id).first()
     if run is None or run.status != RunStatus.COMPLETED or run.session.title_source != TitleSource.WORDS:
+        return None
+    if run.session.origin == Origin.API:  # is in no list; a title there would cost a call for nobody
         return None
     answers = RunEvent.objects.filter(run=run, type=EventType.MESSAGE_COMPLETED).order_by("-seq")
     last = answers.first()

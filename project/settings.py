@@ -85,9 +85,8 @@ INSTALLED_APPS = [
 
 # All of them are asynchronous: a single one that is not would hold a thread for each waiting call.
 MIDDLEWARE = [
-    "chat.api.errors.Errors",  # these two first, since they give their form to what all others answer
-    "chat.openai.errors.Errors",
     "chat.api.errors.Errors",
+    "chat.openai.errors.Errors",
     "django.middleware.security.SecurityMiddleware",
     "project.static.StaticFilesMiddleware",
     "csp.middleware.CSPMiddleware",

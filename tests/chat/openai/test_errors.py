@@ -62,10 +62,7 @@ async def test_a_wrong_request_is_refused_with_the_name_of_the_field(
 async def test_c32_what_cannot_be_stored_is_refused_wherever_it_stands(engine, model, alice, bad):
     arguments = json.dumps({"x": bad})
     asked = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    called = [
-        {"role": "assistant", "tool_calls": [asked]},
-        {"role": "tool", "tool_call_id": "c", "content": "x"},
-    ]
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}
     for messages in (
         [{"role": "user", "content": bad}],
         [{"role": "system", "content": bad}, USER],

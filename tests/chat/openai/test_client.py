@@ -45,9 +45,7 @@ class Server:
             **os.environ,
             "DATA_DIR": str(directory / "data"),
             "PORT": "0",
-            "AGENTS": json.dumps(
-                {"assistant": "chat.agent:build_graph", "tooled": "tests.fakes:build_served"}
-            ),
+            "AGENTS": json.dumps(agents),
             "AGENT_MODEL": "openai:scripted",
             "OPENAI_BASE_URL": provider.base_url,
             "RUNS_TOOL_TIMEOUT": "2",
@@ -87,7 +85,7 @@ def serving(tmp_path_factory) -> Iterator[Server]:
             server.process.terminate()
             server.process.wait(PATIENT)
             server.process.stdout.close()
-    assert " ERROR " not in server.log.read_text()
+    assert [line for line in server.log.read_text().splitlines() if " ERROR " in line] == []
 
 
 @pytest.fixture

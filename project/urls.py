@@ -3,9 +3,14 @@
 from django.contrib import admin
 from django.urls import include, path
 
+from chat import health, metrics
+
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/", include("chat.api.urls")),
     path("v1/", include("chat.openai.urls")),
+    path("healthz", health.healthz),
+    path("readyz", health.readyz),
+    path("metrics", metrics.metrics),
     path("", include("chat.urls")),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
-from runs import notices
+from runs import metrics, notices
 from runs.models import Cancellation, Run, Session
 from runs.states import CancelOutcome
 
@@ -68,6 +68,7 @@ def settle(
     cancellation.outcome = outcome
     cancellation.escalated = escalated
     cancellation.save()
+    metrics.cancel_settled(cancellation)
     session.cancellation_revision += 1
     notices.touch(session)
     notices.cancellation_changed(session, pending=False)

@@ -23,7 +23,7 @@ from django.db.models import F
 from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from runs import bus, calls
+from runs import bus, calls, metrics
 from runs.database import call_with_connection
 from runs.errors import Fenced
 from runs.models import Run, RunEvent
@@ -347,7 +347,10 @@ class EventWriter:
 
     async def _in_thread(self, parts: list[_Part], retrying: bool) -> list[Written]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, call_with_connection, _commit, parts, retrying)
+        begun = loop.time()
+        written = await loop.run_in_executor(self._thread, call_with_connection, _commit, parts, retrying)
+        metrics.batch_committed(sum(len(part.encoded) for part in parts), loop.time() - begun)
+        return written
 
     def _settle(self, part: _Part, outcome: Written) -> None:
         log = part.log

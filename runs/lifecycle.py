@@ -15,7 +15,17 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from runs import calls, cancellation, dispatch, events, liveness, notices, representations, statistics
+from runs import (
+    calls,
+    cancellation,
+    dispatch,
+    events,
+    liveness,
+    metrics,
+    notices,
+    representations,
+    statistics,
+)
 from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.states import (
@@ -428,6 +438,7 @@ def _end(
         terminal["reason"] = reason
     events.record(run, [*closing, (TERMINAL_EVENT[status], terminal)])
     run.save()
+    metrics.run_ended(run)
     notices.touch(session)
     dispatch.request(session.id)
 

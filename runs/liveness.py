@@ -41,8 +41,16 @@ def silent() -> QuerySet[Worker]:
     """Workers that missed their heartbeats. On SQLite all share one host, and only a gone process is dead."""
     if connection.vendor == "sqlite":
         return Worker.objects.none()
-    limit = timedelta(seconds=settings.RUNS_HEARTBEAT * MISSED_BEATS)
-    return Worker.objects.filter(heartbeat_at__lt=Now() - limit)
+    return Worker.objects.filter(heartbeat_at__lt=Now() - _patience())
+
+
+def beating() -> QuerySet[Worker]:
+    """Workers whose last heartbeat is not too old, on whatever database."""
+    return Worker.objects.filter(heartbeat_at__gte=Now() - _patience())
+
+
+def _patience() -> timedelta:
+    return timedelta(seconds=settings.RUNS_HEARTBEAT * MISSED_BEATS)
 
 
 def is_gone(worker: Worker) -> bool:

@@ -219,7 +219,7 @@ class Events(AsyncView):
         past the terminal event the stream is a 204, which tells an EventSource not to come back.
         """
         chosen = inputs.EventsFilter.read(request.query_params.dict())
-        if last := request.headers.get("Last-Event-ID"):
+        if (last := request.headers.get("Last-Event-ID")) is not None:
             chosen |= inputs.EventsFilter.read({"after": last})
         if names(request, JSON) and not names(request, EVENT_STREAM):
             return Response(await in_thread(operations.events, actor_of(request), run_id, **chosen))

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -45,12 +46,24 @@ class Listener(Protocol):
         """A tool has raised or asks the user something; ``cancelled`` if somebody cancelled it."""
 
 
+@dataclass
+class Errors:
+    """What broke in LLM calls and in tools, to tell where the error of a graph comes from.
+
+    A cancel is not kept: its traceback holds the frames of the model's stream, which then stays open.
+    """
+
+    of_provider: list[BaseException] = field(default_factory=list)
+    of_tools: list[BaseException] = field(default_factory=list)
+
+
 class CallbackRelay(BaseCallbackHandler):
     """Brings callbacks into the loop's thread, in order: those of synchronous nodes come from others."""
 
     run_inline = True
 
     def __init__(self, listener: Listener) -> None:
+        self.errors = Errors()
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -95,6 +108,8 @@ class CallbackRelay(BaseCallbackHandler):
         self._tell(self._listener.llm_ended, run_id, response)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if not isinstance(error, asyncio.CancelledError):
+            self.errors.of_provider.append(error)
         self._tell(self._listener.llm_failed, run_id)
 
     def on_tool_start(
@@ -113,6 +128,8 @@ class CallbackRelay(BaseCallbackHandler):
         self._tell(self._listener.tool_returned, run_id, output)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if not isinstance(error, asyncio.CancelledError):
+            self.errors.of_tools.append(error)
         self._tell(self._listener.tool_raised, run_id, error, self._was_cancelled(error))
 
     def _was_cancelled(self, error: BaseException) -> bool:

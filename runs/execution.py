@@ -25,7 +25,7 @@ from runs.checkpoints import Checkpoints, FencedSaver
 from runs.database import in_thread
 from runs.errors import AgentMismatch, Fenced
 from runs.events import EventWriter
-from runs.failures import INTERNAL, Failures
+from runs.failures import INTERNAL, explain
 from runs.late_results import LateResults
 from runs.lifecycle import Error, Result
 from runs.models import Run
@@ -74,7 +74,6 @@ class Execution:
         self._checkpoints = checkpoints
         self._log = writer.open(run)
         self._control = RunControl()
-        self._failures = Failures()
         self._results = LateResults(self._later(self._result_came))
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.ended = asyncio.Event()
@@ -88,7 +87,7 @@ class Execution:
     # Asked from outside
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the graph; the first reason decides, but a run that is not ours is not ours. Returns at once."""
+        """Stop the graph, soon. The first reason decides; but a run that is not ours is not ours."""
         self._fenced |= reason is StopReason.FENCED
         if not self._stop.done():
             self._stop.set_result(reason)
@@ -174,7 +173,7 @@ class Execution:
         config: RunnableConfig = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
-            "callbacks": [*self._translator.callbacks, self._failures, self._results],
+            "callbacks": [*self._translator.callbacks, self._results],
         }
         chunks: Any = self._graph.astream(
             given,
@@ -269,7 +268,7 @@ class Execution:
     def _ended(self, graph_task: "asyncio.Task[None]") -> Ending:
         """The ending of a graph that came to an end by itself."""
         if graph_task.cancelled():
-            return Ending(RunStatus.FAILED, self._failures.explain(NodeCancelledError("graph")))
+            return Ending(RunStatus.FAILED, explain(NodeCancelledError("graph"), self._translator.errors))
         error = graph_task.exception()
         if error is None:
             if self._translator.questions:
@@ -280,7 +279,7 @@ class Execution:
         if isinstance(error, Fenced):
             raise error
         logger.info("Run %s failed.", self.run.id, exc_info=error)
-        return Ending(RunStatus.FAILED, self._failures.explain(error))
+        return Ending(RunStatus.FAILED, explain(error, self._translator.errors))
 
     def _stopped(self, reason: StopReason) -> Ending:
         """The ending of a graph that is being stopped."""

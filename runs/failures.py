@@ -1,12 +1,11 @@
 """Why a turn failed: a code, and a sentence for the person who reads it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from django.conf import settings
-from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
+from runs.callbacks import Errors
 from runs.lifecycle import Error
 from runs.states import ErrorCode
 
@@ -15,40 +14,25 @@ INTERNAL = Error(
 )
 
 
-class Failures(BaseCallbackHandler):
-    """Remembers what broke in LLM calls and in tools, so that the error of a graph can be told apart.
+def explain(error: BaseException, errors: Errors) -> Error:
+    """The Error of a run whose graph raised ``error``.
 
-    The graph's own error may be another one, raised from these; an exception may say itself what it is by
-    an attribute ``error_code``.
+    That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
+    ``error_code``.
     """
-
-    run_inline = True
-
-    def __init__(self) -> None:
-        self._of_provider: list[BaseException] = []
-        self._of_tools: list[BaseException] = []
-
-    def on_llm_error(self, error: BaseException, **_: Any) -> None:
-        self._of_provider.append(error)
-
-    def on_tool_error(self, error: BaseException, **_: Any) -> None:
-        self._of_tools.append(error)
-
-    def explain(self, error: BaseException) -> Error:
-        """The Error of a run whose graph raised ``error``."""
-        if isinstance(error, GraphRecursionError):
-            limit = settings.RUNS_STEP_LIMIT
-            return Error(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
-        if isinstance(error, NodeCancelledError):
-            return Error(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
-        for cause in _causes(error):
-            if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
-                return Error(ErrorCode(code), _said(cause))
-            if any(cause is one for one in self._of_provider):
-                return Error(ErrorCode.PROVIDER, _of_provider(cause))
-            if any(cause is one for one in self._of_tools):
-                return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
-        return INTERNAL
+    if isinstance(error, GraphRecursionError):
+        limit = settings.RUNS_STEP_LIMIT
+        return Error(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
+    if isinstance(error, NodeCancelledError):
+        return Error(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
+    for cause in _causes(error):
+        if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
+            return Error(ErrorCode(code), _said(cause))
+        if any(cause is one for one in errors.of_provider):
+            return Error(ErrorCode.PROVIDER, _of_provider(cause))
+        if any(cause is one for one in errors.of_tools):
+            return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+    return INTERNAL
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ from runs import representations
 from runs.bus import Message
 from runs.database import in_thread
 from runs.errors import NotFound, Unavailable
-from runs.events import TERMINAL_TYPES, encode, timestamp, wire
+from runs.events import TERMINAL_TYPES, encode, wire
 from runs.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
 
@@ -112,8 +112,6 @@ async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncGen
                 for item in follower.take(message):
                     yield item
             follower.look()
-            if (changed := await follower.read_again()) is not None:
-                yield changed
 
 
 class _SessionFollower:
@@ -125,19 +123,17 @@ class _SessionFollower:
         self.over = False
         self._id = session_id
         self._feed = feed
-        self._place = place
+        self._go(place)
         self._shown = shown["updated_at"]
-        self._revision = shown["cancellation_revision"]
-        self._told = self._revision  # of the last CancellationChanged
+        self._told = shown["cancellation_revision"]  # of the last CancellationChanged
         self._behind = behind  # events may be in the log that we do not have
-        self._moved = False  # the session may not be any more what was shown
 
     async def backfill(self) -> AsyncIterator[Event]:
         """What the log has behind our place."""
         while self._behind:
             page = await in_thread(_read_session, self._id, self._place)
             for position, event in page:
-                self._place = _Place(position, event.seq, event.terminal)
+                self._go(_Place(position, event.seq, event.terminal))
                 yield event
             self._behind = len(page) == PAGE or (bool(page) and self._place.ended)
 
@@ -147,49 +143,35 @@ class _SessionFollower:
             case "events":
                 for position, event in _decode(message):
                     if self._place.is_right_before(position, event.seq):
-                        self._place = _Place(position, event.seq, event.terminal)
+                        self._go(_Place(position, event.seq, event.terminal))
                         # Behind an ending there may be runs that ended in the queue meanwhile.
                         self._behind |= event.terminal
                         yield event
                     elif self._place.is_before(position, event.seq):
                         self._behind = True
             case "cancellation":
-                self._moved = True
-                # A snapshot may have been quicker; this is told all the same, since it says what has changed.
                 if message["revision"] > self._told:
                     self._told = message["revision"]
                     yield CancellationChanged(str(self._id), message["pending"], self._told)
             case "effect":
                 yield EffectChanged(message["run"], message["tool_call"], message["effect"])
-            case "changed" | "deleted":
-                self._moved = True
+            case "snapshot":
+                session = message["session"]
+                if session is None:
+                    self.over = True
+                    yield SessionDeleted(str(self._id))
+                elif session["updated_at"] != self._shown:
+                    self._shown = session["updated_at"]
+                    yield SessionChanged(session)
 
     def look(self) -> None:
-        """What the mailbox and the poll tell of what may have been missed."""
-        feed = self._feed
-        self._behind |= feed.lost
-        self._moved |= feed.lost or feed.gone
-        if feed.state is not None:
-            updated_at, position, seq = feed.state
-            self._behind |= self._place.is_before(position or 0, seq or 0)
-            self._moved |= timestamp(updated_at) > self._shown
-        feed.lost, feed.state = False, None
+        """Whether the mailbox or the poll found that something was missed."""
+        self._behind |= self._feed.lost
+        self._feed.lost = False
 
-    async def read_again(self) -> SessionChanged | SessionDeleted | None:
-        """The session, if it is not what was shown last."""
-        if not self._moved:
-            return None
-        self._moved = False
-        current = await in_thread(snapshot, self._id)
-        if current is None:
-            self.over = True
-            return SessionDeleted(str(self._id))
-        if current["updated_at"] == self._shown and current["cancellation_revision"] <= self._revision:
-            return None
-        self._shown = current["updated_at"]
-        self._revision = max(self._revision, current["cancellation_revision"])
-        self._behind = True  # what the snapshot tells of is in the log by now
-        return SessionChanged(current)
+    def _go(self, place: _Place) -> None:
+        self._place = place
+        self._feed.place = (place.position, place.seq)
 
 
 async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Event, None]:
@@ -205,7 +187,10 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Even
                 if over:
                     return
                 behind = len(page) == PAGE
+            feed.place = (0, 0)  # each poll that finds us behind the session's latest event has us look again
             for message in await feed.take():
+                if message["kind"] == "snapshot":
+                    behind |= message["session"] is None
                 if message["kind"] != "events" or message["run"] != str(run_id):
                     continue
                 for _, event in _decode(message):
@@ -216,8 +201,8 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Even
                             return
                     elif event.seq > seq:
                         behind = True
-            if feed.lost or feed.gone or feed.state is not None:
-                feed.lost, feed.state, behind = False, None, True
+            behind |= feed.lost
+            feed.lost = False
 
 
 async def user(user_id: Any) -> AsyncGenerator[Item, None]:

@@ -18,6 +18,7 @@ class LateResults(BaseCallbackHandler):
     """
 
     run_inline = True
+    ignore_llm = True  # it would be called for each token
 
     def __init__(self, on_result: Callable[[str], None]) -> None:
         self._on_result = on_result

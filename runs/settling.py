@@ -36,13 +36,11 @@ async def _settled(session_id: UUID, cancellation_id: UUID) -> dict[str, Any] | 
 
 
 async def _news(feed: Feed) -> None:
-    """Wait for a notice that is not about events, for the poll, or for the mailbox to overflow."""
+    """Wait for a notice that is not about events, or for the mailbox to overflow."""
     while True:
         messages = await feed.take()
-        if feed.state is not None or feed.lost or feed.gone:
-            feed.state, feed.lost = None, False
-            return
-        if any(message["kind"] != "events" for message in messages):
+        if feed.lost or any(message["kind"] != "events" for message in messages):
+            feed.lost = False
             return
 
 

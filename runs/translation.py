@@ -106,7 +106,9 @@ class Translator:
         self._by_call: dict[UUID, _Stream] = {}
         self._logged = set(known.messages)
         self._ends_with_text = known.ends_with_text
-        self.callbacks: list[BaseCallbackHandler] = [CallbackRelay(self)]
+        relay = CallbackRelay(self)
+        self.callbacks: list[BaseCallbackHandler] = [relay]
+        self.errors = relay.errors  # what broke so far
         self.questions: list[dict[str, Any]] = []  # [{id, value}] that the graph asked the user
 
     @property

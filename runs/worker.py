@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db.models.functions import Now
 
-from runs import dispatch, lifecycle, liveness, recovery, titles
+from runs import dispatch, follow, lifecycle, liveness, log_context, recovery, titles
 from runs.bus import Bus, Message, worker_group
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
@@ -68,13 +68,14 @@ class Supervisor:
             opened.push_async_callback(bus.close)
             checkpoints = await Checkpoints.open()
             opened.push_async_callback(checkpoints.close)
-            supervisor = cls(bus, Hub.open(bus), checkpoints)
+            supervisor = cls(bus, Hub.open(bus, follow.snapshot), checkpoints)
             opened.push_async_callback(supervisor.close)
             await supervisor._begin()
             opened.pop_all()
         return supervisor
 
     async def _begin(self) -> None:
+        log_context.bind(worker=self.id)
         await self.bus.listen(worker_group(self.id), self._hear)
         await in_thread(self._register)
         dispatch.attach(self)
@@ -194,6 +195,7 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     async def _execute(self, execution: Execution) -> None:
+        log_context.bind(worker=self.id, session=execution.run.session_id, run=execution.run.id)
         try:
             await execution.run_to_its_end()
             if not self.leaving:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from chat import presence
 from chat.logins import Login
 from chat.presence import End, Kind, Presence
-from runs import operations
+from runs import log_context, operations
 from runs.database import in_thread
 from runs.errors import EngineError
 from runs.follow import Event, Item
@@ -110,6 +110,7 @@ async def begin(kind: type[A], login: Login, start: Callable[[], Data]) -> tuple
     except BaseException:
         place.close()
         raise
+    log_context.bind(session=run["session"], run=run["id"])
     attendance = kind(login, place, run["id"], cancels=run["on_disconnect"] == OnDisconnect.CANCEL)
     request = asyncio.current_task()
     if request is not None:

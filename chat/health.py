@@ -90,7 +90,7 @@ def _beats() -> bool:
     """Whether somebody executes runs: this process, or with procrastinate any."""
     beating = liveness.beating().filter(leaving=False)
     if settings.DISPATCH == "inprocess":
-        beating = beating.filter(id=Supervisor.current.id if Supervisor.current else None)
+        beating = beating.filter(id=Supervisor.current.id) if Supervisor.current else beating.none()
     return beating.exists()
 
 

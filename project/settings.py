@@ -257,18 +257,19 @@ USE_TZ = True
 TIME_ZONE = environment.time_zone("TIME_ZONE", "UTC")
 
 LOG_LEVEL = environment.choice("LOG_LEVEL", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"), "INFO")
+LOG_FORMAT = environment.choice("LOG_FORMAT", ("text", "json"), "text")
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line", "level": LOG_LEVEL}},
+    "formatters": {
+        "text": {"format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"},
+        "json": {"()": "chat.json_logs.JsonFormatter"},
+    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "level": LOG_LEVEL}},
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         # These tell each request and step at INFO, which drowns what an operator looks for.
-        **{
-            name: {"level": "WARNING"}
-            for name in ("asyncio", "axes", "daphne", "httpx", "twisted")
-        },
+        **{name: {"level": "WARNING"} for name in ("asyncio", "axes", "daphne", "httpx", "twisted")},
     },
 }

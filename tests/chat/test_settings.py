@@ -42,6 +42,7 @@ WRONG = [
     ("DISPATCH", "celery", "must be inprocess, not 'celery'"),
     ("TIME_ZONE", "Europe/Nowhere", "must be the name of a time zone such as Europe/Vienna"),
     ("TIME_ZONE", "../etc/passwd", "must be the name of a time zone"),
+    ("LOG_FORMAT", "xml", "must be one of text, json"),
     ("LOG_LEVEL", "LOUD", "must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL"),
     ("AGENTS", "assistant", "must be a JSON object such as"),
     ("AGENTS", "{}", "must be a JSON object such as"),

@@ -440,7 +440,8 @@ def _end(
     run.save()
     metrics.run_ended(run)
     notices.touch(session)
-    dispatch.request(session.id)
+    if Run.objects.filter(session=session, status=RunStatus.QUEUED).exists():
+        dispatch.request(session.id)
 
 
 def _settle(

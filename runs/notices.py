@@ -11,11 +11,14 @@ from runs import bus
 from runs.models import Run, Session
 
 
+_CHANGING = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
+
+
 def touch(session: Session) -> None:
     """Move a locked session's ``updated_at``, strictly upwards, save it, and tell its followers."""
     moved = timezone.now()
     session.updated_at = max(moved, session.updated_at + timedelta(microseconds=1))
-    session.save()
+    session.save(update_fields=_CHANGING)
     session_changed(session)
 
 

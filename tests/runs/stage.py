@@ -80,7 +80,7 @@ class Stage:
 async def open_stage(
     owner, serve, marks_path, *, build=fan_out_graph, rounds=(), release=None, policy=None, **options
 ):
-    """A stage whose agent has the shape ``build`` and all the test tools, and ``policy`` as in ``agent(**policy)``."""
+    """A stage whose agent has the shape ``build``, all the test tools, and this policy."""
     async with ScriptedProvider(strict=True, **options) as provider:
         provider.script.add(*rounds)
         model = ChatOpenAI(

@@ -1,0 +1,164 @@
+"""A server in a process of its own, its data in a folder, and a program that uses it over REST."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.fakes.tools import MARKS_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENT = 90.0  # seconds for what takes a few on an idle machine
+DRAIN = 5
+
+
+class Server:
+    """``manage.py quickstart`` on one data folder, started, killed and started again."""
+
+    def __init__(self, data, provider, **environment):
+        self.data = data
+        self.marks = data.parent / "marks"
+        self.provider = provider
+        self.api = None
+        self._environment = {
+            **os.environ,
+            "DATA_DIR": str(data),
+            "PORT": "0",
+            "SECRET_KEY": "",
+            "LOG_LEVEL": "WARNING",
+            "AGENTS": json.dumps({"assistant": "tests.fakes:build_served"}),
+            "OPENAI_BASE_URL": provider.base_url,
+            MARKS_VARIABLE: str(self.marks),
+            "RUNS_CANCEL_GRACE": "0.5",
+            "RUNS_DRAIN_TIMEOUT": str(DRAIN),
+            "RUNS_HEARTBEAT": "1",
+            **environment,
+        }
+
+    def start(self):
+        """Start, and wait until it answers."""
+        self._log = (self.data.parent / "log").open("a")
+        self.process = subprocess.Popen(
+            [sys.executable, "manage.py", "quickstart"],
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+        limit = threading.Timer(PATIENT, self.process.kill)
+        limit.start()
+        told = dict(self.process.stdout.readline().rstrip("\n").split(": ", 1) for _ in range(4))
+        limit.cancel()
+        self.api = httpx.Client(
+            base_url=told["Address"] + "api/",
+            headers={"Authorization": f"Bearer {told['Token']}"},
+            timeout=PATIENT,
+        )
+
+    def kill(self):
+        """kill -9."""
+        self.process.kill()
+        self._gone()
+
+    def leave(self):
+        """SIGTERM; the exit code and how many seconds it took."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        self._gone()
+        return self.process.returncode, time.monotonic() - began
+
+    def close(self):
+        if self.process.poll() is None:
+            self.kill()
+
+    def command(self, *arguments):
+        """Run another command of manage.py on the same data."""
+        return subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=ROOT,
+            env={
+                **self._environment,
+                "SECRET_KEY": "the key of a command, long enough to be taken for a real one",
+            },
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENT,
+        )
+
+    def copy(self, name):
+        """Keep a copy of the two files, which nobody has open now."""
+        shutil.copytree(self.data, self.data.parent / name)
+
+    def put_back(self, name, database):
+        """Put the copy of one file back: "turnkeeper" or "checkpoints"."""
+        for suffix in ("", "-wal", "-shm"):
+            file = self.data / f"{database}.sqlite3{suffix}"
+            file.unlink(missing_ok=True)
+            kept = self.data.parent / name / file.name
+            if kept.exists():
+                shutil.copy(kept, file)
+
+    def _gone(self):
+        self.process.wait(PATIENT)
+        self.process.stdout.close()
+        self.api.close()
+        self._log.close()
+
+    # What a program asks for
+
+    def get(self, path):
+        return self.api.get(path).raise_for_status().json()
+
+    def post(self, path, **body):
+        return self.api.post(path, json=body).raise_for_status().json()
+
+    def open_session(self):
+        return self.post("sessions/")["id"]
+
+    def start_turn(self, session, text, **options):
+        return self.post(f"sessions/{session}/runs/", input=text, **options)["id"]
+
+    def run(self, run_id):
+        return self.get(f"runs/{run_id}/")
+
+    def session(self, session):
+        return self.get(f"sessions/{session}/")
+
+    def messages(self, session):
+        return self.get(f"sessions/{session}/history/")["messages"]
+
+    def events(self, run_id):
+        found = []
+        while True:
+            page = self.api.get(
+                f"runs/{run_id}/events/",
+                params={"after": found[-1]["seq"] if found else 0, "limit": 1000},
+                headers={"Accept": "application/json"},
+            )
+            found += page.raise_for_status().json()["events"]
+            if page.json()["done"] or not page.json()["events"]:
+                return found
+
+    def until(self, question, what, seconds=PATIENT):
+        """Ask until the answer is true; the answer."""
+        deadline = time.monotonic() + seconds
+        while not (found := question()):
+            assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+            time.sleep(0.05)
+        return found
+
+    def ended(self, run_id):
+        """The run, once it has ended."""
+        over = ("completed", "failed", "cancelled", "interrupted")
+        return self.until(
+            lambda: (run := self.run(run_id))["status"] in over and run, f"the end of run {run_id}"
+        )

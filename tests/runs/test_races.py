@@ -1,0 +1,122 @@
+"""A cancel against whatever else ends a turn at the same moment: one terminal fact, and everybody agrees.
+
+``RACE_TRIES`` (default 20) is how often each pair races, with random timing each time; ``RACE_SEED`` repeats
+a sequence that was printed.
+"""
+
+import asyncio
+import os
+import random
+from collections import Counter
+from uuid import uuid4
+
+import pytest
+
+from runs import operations, recovery
+from runs.database import in_thread
+from runs.models import Cancellation, RunEvent
+from runs.states import TERMINAL_EVENT
+from runs.worker import Supervisor
+from tests.fakes import Disconnect, Round, call, numbered, say
+from tests.runs.servers import lose_process
+from tests.runs.stage import open_stage
+from tests.runs.waiting import log_of, terminal
+
+TRIES = int(os.environ.get("RACE_TRIES", "20"))
+SEED = int(os.environ.get("RACE_SEED", random.randrange(2**32)))
+TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
+
+
+@pytest.fixture
+async def stage(engine, alice, serve, tmp_path):
+    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+        yield opened
+
+
+async def nothing(seconds):
+    """The turn comes to its end by itself."""
+
+
+async def reclaim(seconds):
+    """A sweeper takes the worker for dead."""
+    await asyncio.sleep(random.uniform(0, seconds))
+    await in_thread(lose_process, Supervisor.current)
+    await in_thread(recovery.sweep, uuid4())
+    await Supervisor.current.beat()
+
+
+OPPONENTS = {
+    "natural end": ([say("a b c", delay=0.005)], nothing),
+    "provider error": ([Round(numbered(3, 0.005), Disconnect())], nothing),
+    "tool error": ([call("boom"), say("Never mind.")], nothing),
+    "reclaim": ([say("a b c", delay=0.005)], reclaim),
+}
+SOURCES = ["user", "disconnect"]
+
+
+@pytest.mark.timeout(max(120, 3 * TRIES))
+@pytest.mark.parametrize("opponent", OPPONENTS)
+async def test_line_20_cancel_against(stage, opponent):
+    print(f"RACE_SEED={SEED}")
+    random.seed(SEED)
+    rounds, interfere = OPPONENTS[opponent]
+    endings: Counter[str] = Counter()
+    usual = await undisturbed(stage, rounds)
+    for number in range(TRIES):
+        await stage.open_session()
+        stage.script.clear()
+        stage.script.add(*rounds)
+        run_id = await stage.start()
+        source = SOURCES[number % 2]
+
+        async def stop(run_id=run_id, source=source):
+            await asyncio.sleep(random.uniform(0, 1.3 * usual))
+            if source == "disconnect":
+                accepted = await stage.cancel(run_id, source=source)
+            else:
+                accepted = await in_thread(operations.cancel_session, stage.owner, stage.session)
+            return await operations.wait_for_cancellation(accepted, 10)
+
+        answer, _ = await asyncio.gather(stop(), interfere(usual))
+        ended = await terminal(run_id)
+        endings[ended.status] += 1
+        await one_fact(stage, ended, answer)
+    print(f"{opponent}: {dict(endings)} of {TRIES}")
+
+
+async def undisturbed(stage, rounds):
+    """How many seconds such a turn takes on this machine when nobody disturbs it."""
+    loop, taken = asyncio.get_running_loop(), []
+    for _ in range(3):
+        await stage.open_session()
+        stage.script.clear()
+        stage.script.add(*rounds)
+        began = loop.time()
+        await terminal(await stage.start())
+        taken.append(loop.time() - began)
+    return min(taken)
+
+
+async def one_fact(stage, ended, answer):
+    """Log, row, operation, statistics and representations tell the same."""
+    log = await log_of(ended.id)
+    assert [event.seq for event in log] == list(range(1, ended.last_seq + 1))
+    ends = [event for event in log if event.type in TERMINAL_TYPES]
+    assert [event.type for event in ends] == [f"run.{ended.status}"]
+    assert ends[0] is log[-1]
+    shown = await in_thread(operations.get_run, stage.owner, ended.id)
+    assert (shown["status"], shown["last_seq"]) == (ended.status, ended.last_seq)
+    assert ends[0].data["statistics"] == shown["statistics"]
+    session = await in_thread(operations.session_snapshot, stage.owner, stage.session)
+    assert (session["active_run"], session["cancellation_pending"]) == (None, False)
+    assert session["statistics"]["llm_calls"] == shown["statistics"]["llm_calls"]
+    if ended.status == "cancelled":
+        assert answer["outcome"] in ("cancelled", "reconciled")
+        assert answer == shown["cancellation"] == ends[0].data["cancellation"]
+    else:
+        assert answer["outcome"] == "already_finished"
+        assert not await in_thread(Cancellation.objects.filter(run=ended.id).exists)
+    assert session["cancellation_revision"] in (0, 2)
+    assert not await in_thread(
+        RunEvent.objects.filter(run=ended.id, at__gt=ended.finished_at, seq__lt=ended.last_seq).exists
+    )

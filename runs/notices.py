@@ -10,7 +10,6 @@ from django.utils import timezone
 from runs import bus
 from runs.models import Run, Session
 
-
 _CHANGING = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
 
 

@@ -218,18 +218,19 @@ class Events(AsyncView):
         A page with `Accept: application/json`, of at most `limit` events; else server-sent events. At or
         past the terminal event the stream is a 204, which tells an EventSource not to come back.
         """
-        chosen = inputs.EventsFilter.read(request.query_params.dict())
-        if (last := request.headers.get("Last-Event-ID")) is not None:
-            chosen |= inputs.EventsFilter.read({"after": last})
+        chosen = _wanted_part(request)
         if names(request, JSON) and not names(request, EVENT_STREAM):
             return Response(await in_thread(operations.events, actor_of(request), run_id, **chosen))
         return await streams.resumed(login_of(request), run_id, chosen.get("after", 0))
 
     async def head(self, request: Request, run_id: str) -> HttpResponseBase:
-        """What a GET would begin with. Nothing is followed for nobody."""
+        """What a GET would begin with; nothing is followed."""
         if names(request, JSON) and not names(request, EVENT_STREAM):
             return await self.get(request, run_id)
-        await in_thread(operations.get_run, actor_of(request), run_id)
+        after = _wanted_part(request).get("after", 0)
+        page = await in_thread(operations.events, actor_of(request), run_id, after=after, limit=1)
+        if page["done"] and not page["events"]:
+            return HttpResponse(status=HTTPStatus.NO_CONTENT)
         return HttpResponse(content_type=EVENT_STREAM)
 
 
@@ -373,6 +374,14 @@ def _admitted(operation: Any, user: Any, *args: Any, **kwargs: Any) -> Data:
 
 def _accepted(run: Data) -> Response:
     return Response(run, HTTPStatus.ACCEPTED, headers={"Location": reverse("api:run", args=[run["id"]])})
+
+
+def _wanted_part(request: Request) -> Data:
+    """From where on, and how much of, a log is wanted."""
+    chosen = inputs.EventsFilter.read(request.query_params.dict())
+    if (last := request.headers.get("Last-Event-ID")) is not None:
+        chosen |= inputs.EventsFilter.read({"after": last})
+    return chosen
 
 
 def _idempotency_key(request: Request) -> str | None:

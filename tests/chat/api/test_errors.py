@@ -6,6 +6,7 @@ import pytest
 from django.test import Client
 
 from runs.models import Run, Session
+from runs.states import RunStatus
 from tests.chat.api.programs import UNKNOWN, Program, a_run, error_of, message_of, open_session
 
 ACCEPTS = [
@@ -80,6 +81,13 @@ def test_head_of_a_log_follows_nothing(alice, as_alice, as_bob):
         assert (response.status_code, response.content) == (200, b"")
         assert response["Content-Type"].startswith(kind)
     assert as_bob("HEAD", path).status_code == 404
+    ended = f"runs/{a_run(alice, RunStatus.COMPLETED)}/events/"
+    assert as_alice("HEAD", ended).status_code == 200
+    assert (
+        as_alice("HEAD", f"{ended}?after=1").status_code
+        == as_alice.get(f"{ended}?after=1").status_code
+        == 204
+    )
 
 
 def test_a_body_where_none_belongs_is_not_looked_at(as_alice):

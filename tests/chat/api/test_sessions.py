@@ -52,6 +52,30 @@ def test_the_list_comes_in_pages_that_lead_on_and_back(alice, as_alice):
     assert [session["id"] for session in back["results"]] == seen[2:4]
 
 
+def test_a_page_is_where_it_was_though_the_list_changes_meanwhile(alice, as_alice):
+    opened = [open_session(alice, title=f"{number}") for number in range(6)]
+    page = as_alice.get("sessions/?limit=2").json()
+    assert [session["id"] for session in page["results"]] == [opened[5], opened[4]]
+    open_session(alice, title="new")
+    as_alice("PATCH", f"sessions/{opened[5]}/", {"title": "moved up"})
+    as_alice("DELETE", f"sessions/{opened[4]}/")  # the one the cursor was made from
+    as_alice("DELETE", f"sessions/{opened[2]}/")
+    rest = []
+    while page["next"]:
+        page = as_alice.get(page["next"].split("/api/")[1]).json()
+        rest += [session["id"] for session in page["results"]]
+    assert rest == [opened[3], opened[1], opened[0]]
+
+
+@pytest.mark.parametrize("limit", ["0", "201", "-1", "many", ""])
+@pytest.mark.parametrize("path", ["sessions/", "sessions/{session}/runs/", "workers/"])
+def test_a_page_of_no_possible_size_is_invalid(olivia, as_olivia, path, limit):
+    path = path.format(session=open_session(olivia))
+    response = as_olivia.get(f"{path}?limit={limit}")
+    assert error_of(response) == (400, "invalid")
+    assert "limit" in message_of(response)
+
+
 @pytest.mark.parametrize(
     "query", ["cursor=nonsense", "cursor=cD1ub3RpbWU%3D", "cursor=cD0%3D", "cursor=%C3%BC"]
 )

@@ -213,9 +213,9 @@ class Events(AsyncView):
         raises=(CursorGone, TooMany, Unavailable),
     )
     async def get(self, request: Request, run_id: str) -> HttpResponseBase:
-        """Read a run's log behind `after`: a page, or a stream that goes on live.
+        """Read a run's log: a page of it, or a stream that goes on live.
 
-        A page with `Accept: application/json`, of at most `limit` events; else server-sent events. At or
+        Behind `after`: with `Accept: application/json` a page of at most `limit` events, else a stream. At or
         past the terminal event the stream is a 204, which tells an EventSource not to come back.
         """
         chosen = _wanted_part(request)

@@ -87,7 +87,7 @@ async def _worker() -> str | None:
 
 
 def _beats() -> bool:
-    """Whether somebody executes runs: this process, or with procrastinate any."""
+    """Whether somebody executes runs."""
     beating = liveness.beating().filter(leaving=False)
     if settings.DISPATCH == "inprocess":
         beating = beating.filter(id=Supervisor.current.id) if Supervisor.current else beating.none()

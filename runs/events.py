@@ -9,6 +9,7 @@ an event goes out at once.
 import asyncio
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 Entry: TypeAlias = tuple[EventType, dict[str, Any]]
 
+# What some programs take for the end of a line, besides those that JSON escapes anyway.
+_line_ends = re.compile("[\x85\u2028\u2029]")
+
 TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
 
 # Text deltas that follow the first of a message may wait this long for company: it keeps rows few.
@@ -45,7 +49,8 @@ _PRESSURE = 256 * 1024
 
 def encode(data: Any) -> str:
     """JSON on one line, as it is stored and sent."""
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return _line_ends.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if _line_ends.search(text) else text
 
 
 def wire(run_id: UUID, seq: int, type: str, data: str, at: datetime) -> str:

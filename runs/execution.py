@@ -290,7 +290,7 @@ class Execution:
             case StopReason.SHUTDOWN:
                 return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
             case StopReason.FENCED:
-                return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.FENCED)
+                return Ending(RunStatus.INTERRUPTED)  # never written: the run is not ours
             case StopReason.DEADLINE:
                 limit = settings.RUNS_RUN_TIMEOUT
                 return Ending(

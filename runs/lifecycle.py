@@ -260,10 +260,8 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
     A run without an execution ends at once, and so does one whose worker is dead.
     """
     with locked_run(run_id) as (session, run):
-        if run.status == RunStatus.CANCELLED:
-            return Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
         if run.status in TERMINAL:
-            return None
+            return _cancellation_of(run)
         who = {"source": source, "reason": reason, "requested_by": requested_by}
         if run.status != RunStatus.RUNNING:
             _end(session, run, RunStatus.CANCELLED, asked=who)
@@ -306,10 +304,10 @@ def request_session_cancel(
 
 
 def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:
-    """End a run durably without its worker and fence whatever still lives; None when it had ended before."""
+    """End a run durably without its worker, fence what still lives; None when it had ended otherwise."""
     with locked_run(run_id) as (session, run):
         if run.status in TERMINAL:
-            return None
+            return _cancellation_of(run)
         who = {"source": source, "reason": reason, "requested_by": requested_by}
         was_running = run.status == RunStatus.RUNNING
         if was_running:
@@ -460,7 +458,13 @@ def _settle(
     if asked is not None:
         at = timezone.now()
         return cancellation.record_settled(session, run, at=at, outcome=outcome, escalated=escalated, **asked)
-    # It had timed out, and was settled before the worker answered.
+    return _cancellation_of(run)  # it had timed out, and was settled before the worker answered
+
+
+def _cancellation_of(run: Run) -> Cancellation | None:
+    """The last operation on an ended run, if that is what ended it."""
+    if run.status != RunStatus.CANCELLED:
+        return None
     return Cancellation.objects.filter(run=run).order_by("-accepted_at").first()
 
 

@@ -86,7 +86,6 @@ class InterruptReason(models.TextChoices):
 
     WORKER_LOST = "worker_lost"  # its process is gone or has stopped beating
     SHUTDOWN = "shutdown"  # its process left in good order, the turn did not end in time
-    FENCED = "fenced"  # an operator's reconcile took the run away
 
 
 class ToolStatus(models.TextChoices):

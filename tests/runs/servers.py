@@ -34,7 +34,7 @@ class Servers:
         dispatch.attach(None)
         executions = list(supervisor.executions.values())
         writing = supervisor.writer
-        await _end(supervisor._heart, writing._task)
+        await _end(supervisor._heart, *writing.tasks)
         if writing._commit is not None:
             await writing._commit  # a transaction happens wholly or not at all
         writing._logs.clear()
@@ -61,7 +61,6 @@ def lose_process(supervisor):
 
 
 async def _end(*tasks):
-    tasks = [task for task in tasks if task is not None]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -181,8 +181,8 @@ MUTATIONS = {
     ),
     "the sweep forgets runs without a worker": (
         recovery._end_orphans,
-        "worker=None, status",
-        'worker=None, status="", claim',
+        "swept.runs_interrupted += lifecycle.interrupt(run_id, None, InterruptReason.WORKER_LOST)",
+        "pass",
     ),
 }
 

@@ -14,7 +14,7 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
-MAX_MESSAGE = 1024 * 1024  # bytes; a longer frame or message closes the socket with 1009
+MAX_MESSAGE = 1024 * 1024  # bytes; a longer message from a peer closes its socket with 1009
 MAX_BODY = 16 * 1024 * 1024  # bytes; what Django itself refuses is far below, this is what we take in at all
 MAX_WAITING_MESSAGES = 32  # that a socket's application has not taken yet, before we stop reading
 CLOSE_TIMEOUT = 5  # seconds a peer has to answer a close frame
@@ -147,6 +147,15 @@ class Socket(WebSocketProtocol):
         transport.registerProducer(self.outlet, True)
         super().makeConnection(transport)
 
+    def onMessageFrameBegin(self, length: int) -> None:
+        # Autobahn's own limit would hold for what we send, too, and a message of ours may be of any size.
+        # That nothing is compressed, which Autobahn has to be asked for, makes this length the whole truth.
+        super().onMessageFrameBegin(length)
+        if self.message_data_total_length > MAX_MESSAGE and not self.failedByMe:
+            self._fail_connection(
+                self.CLOSE_STATUS_CODE_MESSAGE_TOO_BIG, f"A message may have {MAX_MESSAGE} bytes."
+            )
+
     def check_timeouts(self) -> None:
         if self.outlet.is_free:  # otherwise a ping would wait behind what the peer has not read yet
             super().check_timeouts()
@@ -184,8 +193,6 @@ class Sockets(WebSocketFactory):
             allowNullOrigin=True,  # whether an origin is welcome is decided by the application
             openHandshakeTimeout=server.websocket_handshake_timeout,
             closeHandshakeTimeout=CLOSE_TIMEOUT,
-            maxMessagePayloadSize=MAX_MESSAGE,
-            maxFramePayloadSize=MAX_MESSAGE,
             failByDrop=False,  # a peer that did something wrong is told what
         )
 

@@ -112,6 +112,8 @@ async def websocket(path, receive, send) -> None:
             await asyncio.sleep(0.01)
         if message["text"] == "last":
             await send({"type": "websocket.send", "text": "seen all"})
+        elif path == "/large":
+            await send({"type": "websocket.send", "text": "x" * int(message["text"])})
         elif path == "/echo":
             await send({"type": "websocket.send", "text": message["text"]})
 

@@ -17,8 +17,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from chat.transport import MAX_MESSAGE, MAX_WAITING_MESSAGES
 from chat.server import CannotListen, bind
+from chat.transport import MAX_MESSAGE, MAX_WAITING_MESSAGES
 from tests.chat.server_under_test import CHUNK, FLOOD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +101,16 @@ def until_it_stands_still(server: RunningServer) -> int:
     return now
 
 
+def receive_for_ever(client) -> None:
+    while True:
+        client.recv(PATIENT)
+
+
+def send_repeatedly(connection: socket.socket, data: bytes, *, times: int) -> None:
+    for _ in range(times):
+        connection.sendall(data)
+
+
 @pytest.mark.parametrize("socket_handshake", [True, False], ids=["socket", "http"])
 def test_c25_a_reader_that_does_not_read_holds_up_its_own_application_only(serve, socket_handshake):
     server = serve()
@@ -135,8 +145,7 @@ def test_c25_a_socket_that_stays_blocked_is_closed_with_4408(serve):
     with server.open("/flood", max_queue=1, close_timeout=1) as client:
         until_it_stands_still(server)
         with pytest.raises(ConnectionClosed) as closed:
-            while True:
-                client.recv(PATIENT)
+            receive_for_ever(client)
     assert closed.value.rcvd.code == 4408
 
 
@@ -144,11 +153,10 @@ def test_c25_a_response_that_stays_blocked_is_cut_off(serve):
     server = serve(patience=0.5)
     with a_reader_that_does_not_read(server, "/flood", socket_handshake=False) as connection:
         until_it_stands_still(server)
-        received = 0
+        received = []
         with pytest.raises(ConnectionResetError):
-            while data := connection.recv(1024 * 1024):
-                received += len(data)
-        assert received < FLOOD
+            received.extend(len(data) for data in iter(lambda: connection.recv(1024 * 1024), b""))
+        assert sum(received) < FLOOD
 
 
 def test_line_51_an_application_that_lags_behind_holds_up_the_peer_that_floods_it(serve):
@@ -167,8 +175,30 @@ def test_line_51_a_message_that_is_too_large_closes_its_socket_with_1009(serve):
     with server.open("/echo", max_size=None) as client:
         client.send("x" * MAX_MESSAGE)
         assert client.recv(PATIENT) == "x" * MAX_MESSAGE
+        client.send("x" * (MAX_MESSAGE + 1))
         with pytest.raises(ConnectionClosed) as closed:
-            client.send("x" * (MAX_MESSAGE + 1))
+            client.recv(PATIENT)
+    assert closed.value.rcvd.code == 1009
+
+
+def test_line_51_a_message_that_is_too_large_in_all_its_fragments_closes_its_socket_with_1009(serve):
+    server = serve()
+    with server.open("/echo") as client:
+        client.send(["x" * (MAX_MESSAGE // 2)] * 3)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(PATIENT)
+    assert closed.value.rcvd.code == 1009
+
+
+def test_line_5_a_socket_takes_a_message_to_its_client_of_any_size_and_goes_on(serve):
+    server = serve()
+    with server.open("/large", max_size=None) as client:
+        for size in (3_000_000, 5, 20_000_000, MAX_MESSAGE + 1):
+            client.send(str(size))
+            assert client.recv(PATIENT) == "x" * size
+
+        client.send("1" * 1_500_000)
+        with pytest.raises(ConnectionClosed) as closed:
             client.recv(PATIENT)
     assert closed.value.rcvd.code == 1009
 
@@ -178,8 +208,7 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(serve):
     with server.tcp() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nHost: test\r\nContent-Length: 1000000000\r\n\r\n")
         with pytest.raises(ConnectionError):
-            for _ in range(1000):
-                connection.sendall(b"x" * 1_000_000)
+            send_repeatedly(connection, b"x" * 1_000_000, times=1000)
     assert server.get()["sent"] == 0
 
 

@@ -18,7 +18,7 @@ from runs import log_context, operations
 from runs.database import in_thread
 from runs.errors import EngineError
 from runs.follow import Event, Item
-from runs.operations import Data, Id
+from runs.operations import Id, Started
 from runs.states import CancelSource, OnDisconnect
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Attendance:
 A = TypeVar("A", bound=Attendance)
 
 
-async def begin(kind: type[A], login: Login, start: Callable[[], Data]) -> tuple[A, Data]:
+async def begin(kind: type[A], login: Login, start: Callable[[], Started]) -> tuple[A, Started]:
     """Start a run and attend it from its first event; the attendance and the Run.
 
     ``start`` is called in a database thread. Raises what it raises, and TooMany.
@@ -111,7 +111,9 @@ async def begin(kind: type[A], login: Login, start: Callable[[], Data]) -> tuple
         place.close()
         raise
     log_context.bind(session=run["session"], run=run["id"])
-    attendance = kind(login, place, run["id"], cancels=run["on_disconnect"] == OnDisconnect.CANCEL)
+    # Who repeats a request follows the run; only the connection that started it can take it along.
+    cancels = run["on_disconnect"] == OnDisconnect.CANCEL and not run.was_there
+    attendance = kind(login, place, run["id"], cancels=cancels)
     request = asyncio.current_task()
     if request is not None:
         # Before the first step of a streaming body the request may be cancelled, too.
@@ -126,7 +128,7 @@ async def _end(task: asyncio.Future[Item | None]) -> None:
         await asyncio.wait({task})
 
 
-def _started_for_nobody(login: Login, starting: asyncio.Future[Data]) -> None:
+def _started_for_nobody(login: Login, starting: asyncio.Future[Started]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         run = starting.result()
         if run["on_disconnect"] == OnDisconnect.CANCEL:

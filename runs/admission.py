@@ -115,6 +115,7 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
             if earlier is not None:
                 if earlier.request_digest != turn.digest:
                     raise IdempotencyConflict
+                earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
         active = list(Run.objects.filter(session=session, status__in=ACTIVE))

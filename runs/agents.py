@@ -1,5 +1,6 @@
 """The configured agents: a name, and the function that returns its uncompiled graph."""
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,6 +14,8 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.graph.state import CompiledStateGraph, StateGraph
 
 from runs.errors import AgentMismatch
+
+logger = logging.getLogger(__name__)
 
 BuildGraph: TypeAlias = Callable[[], "StateGraph[Any, Any, Any, Any]"]
 GenerateTitle: TypeAlias = Callable[[str, str], Awaitable[str | None]]
@@ -67,6 +70,15 @@ def load(name: str) -> Agent:
     """The agent of that name. Raises AgentMismatch when it is not configured."""
     _function(name)
     return _load(name, settings.AGENTS[name])
+
+
+def warm_up() -> None:
+    """Build all graphs before the first turn needs one: importing a model's client takes seconds."""
+    for name in names():
+        try:
+            load(name)
+        except Exception:  # it is somebody else's function; its turns will fail and say so
+            logger.exception("The agent %s cannot be built.", name)
 
 
 def for_reading(name: str) -> Agent:

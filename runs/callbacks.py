@@ -62,9 +62,10 @@ class CallbackRelay(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, is_cancelled: Callable[[], bool]) -> None:
         self.errors = Errors()
         self._listener = listener
+        self._is_cancelled = is_cancelled
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -133,7 +134,10 @@ class CallbackRelay(BaseCallbackHandler):
         self._tell(self._listener.tool_raised, run_id, error, self._was_cancelled(error))
 
     def _was_cancelled(self, error: BaseException) -> bool:
-        """A CancelledError may also be a tool's own: then nobody has cancelled the task it runs in."""
+        """What a tool raises in a cancelled run is the cancel, whatever it is. A CancelledError may also be a
+        tool's own: then nobody has cancelled the task it runs in."""
+        if self._is_cancelled():
+            return True
         if not isinstance(error, asyncio.CancelledError) or threading.get_ident() != self._thread:
             return False
         task = asyncio.current_task()

@@ -9,6 +9,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Case, Value, When
+
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
 
@@ -37,15 +39,22 @@ def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: dateti
             _project(run_id, type, json.loads(data), at)
 
 
-def close_open(run: Run) -> list[tuple[EventType, dict[str, Any]]]:
-    """The tool.cancelled events that a run owes when it ends without its execution; to be recorded."""
-    open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING).order_by("id")
+def close_open(run: Run, *, resumable: bool) -> list[tuple[EventType, dict[str, Any]]]:
+    """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
+
+    None when it can be resumed: whoever does goes on with the calls. What is known of their effect is noted.
+    """
+    open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
+    if resumable:
+        known = Case(When(started_at__isnull=True, then=Value(Effect.NONE)), default=Value(Effect.UNKNOWN))
+        open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
+        return []
     return [
         (
             EventType.TOOL_CANCELLED,
             {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at else Effect.NONE},
         )
-        for call in open_calls
+        for call in open_calls.order_by("id")
     ]
 
 

@@ -140,7 +140,7 @@ class RunLog:
         position: int,
         claim: int,
         batches: int,
-        admitted_at: datetime,
+        started_at: datetime,
     ) -> None:
         self.run_id = run_id
         self.session_id = session_id
@@ -148,7 +148,7 @@ class RunLog:
         self.claim = claim
         self.batches = batches
         self.failure: BaseException | None = None
-        self._admitted_at = admitted_at
+        self._started_at = started_at
         self._writer = writer
         self._entries: list[tuple[EventType, dict[str, Any] | _Delta]] = []
         self._counts: Counter[str] = Counter()
@@ -175,7 +175,7 @@ class RunLog:
                 self._writer.wake(urgent=False)
             else:
                 if not self._started:
-                    elapsed = timezone.now() - self._admitted_at
+                    elapsed = timezone.now() - self._started_at
                     self._counts["first_token_ms"] = max(int(elapsed.total_seconds() * 1000), 0)
                 self._started.add(message)
                 self._writer.wake(urgent=True)
@@ -274,7 +274,9 @@ class EventWriter:
     def open(self, run: Run) -> RunLog:
         """The log of a run just claimed."""
         position = run.position or 0  # a claimed run has one
-        log = RunLog(self, run.id, run.session_id, position, run.claim, run.batches, run.created_at)
+        log = RunLog(
+            self, run.id, run.session_id, position, run.claim, run.batches, run.started_at or run.created_at
+        )
         self._logs.add(log)
         return log
 

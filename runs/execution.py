@@ -140,9 +140,10 @@ class Execution:
             log_updates="updates" in self.run.stream_modes,
             log_custom="custom" in self.run.stream_modes,
             known=turn.known,
+            is_cancelled=lambda: self.token.cancelled,
         )
         try:
-            agent = agents.load(self.run.session.agent)
+            agent = await in_thread(agents.load, self.run.session.agent)
             self._graph = agent.graph_on(self._saver)
             await turns.repair_earlier(self._graph, turn)
             given = await turns.graph_input(self._graph, turn)
@@ -273,6 +274,11 @@ class Execution:
         if error is None:
             if self._translator.questions:
                 return Ending(RunStatus.WAITING, questions=self._translator.questions)
+            if self._translator.ends_broken and self._translator.unanswered:
+                said = (
+                    "The model asked for a tool in a form that cannot be read, and that was its answer."
+                )
+                return Ending(RunStatus.FAILED, Error(ErrorCode.TOOL, said))
             return Ending(RunStatus.COMPLETED)
         if isinstance(error, GraphDrained):
             return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
@@ -317,6 +323,8 @@ class Execution:
             raise Fenced
 
     async def _write(self, ending: Ending) -> Result:
+        # A graph that ends on a tool call, to hand something over, has completed; its history cannot be sent.
+        unanswered = ending.status is RunStatus.COMPLETED and self._translator.unanswered
         if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
             self._translator.close(ending.status)
         await self._log.flush()
@@ -325,7 +333,7 @@ class Execution:
                 lambda: in_thread(lifecycle.wait, self.run.id, self.run.claim, ending.questions)
             )
         repaired = ending.status is RunStatus.COMPLETED
-        if ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
+        if unanswered or ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
             repaired = await self._repair()
         return await self._finish(ending, repaired=repaired)
 

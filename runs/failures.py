@@ -60,7 +60,7 @@ def _of_provider(error: BaseException) -> str:
         case int() as status:
             return f"The model's provider refused the request ({status}): {_said(error)}"
         case _:
-            return f"The connection to the model's provider failed: {_said(error)}"
+            return f"The model's provider broke off: {_said(error)}"
 
 
 def _said(error: BaseException) -> str:

@@ -402,6 +402,8 @@ def _end(
 ) -> None:
     """Give a locked active run its one terminal status and event, with statistics and settling."""
     now = timezone.now()
+    # Of a worker that is gone, the last event is the last sign of work.
+    lost = reason is InterruptReason.WORKER_LOST or outcome == CancelOutcome.RECONCILED
     if run.cancel_requested_at is not None and status != RunStatus.CANCELLED:
         # An accepted cancel wins; whoever ends the run for another reason reconciles it.
         status, error, reason, outcome = RunStatus.CANCELLED, None, None, CancelOutcome.RECONCILED
@@ -409,8 +411,7 @@ def _end(
     if before == RunStatus.QUEUED:
         _leave_queue(session, run)
     elif before == RunStatus.RUNNING:
-        # Of a worker that is gone, the last event is the last sign of work.
-        statistics.pause(run, run.last_event_at if reason is InterruptReason.WORKER_LOST else now)
+        statistics.pause(run, run.last_event_at if lost else now)
     statistics.close(run)
     run.status = status
     run.finished_at = now
@@ -425,7 +426,7 @@ def _end(
     operation = None
     if status == RunStatus.CANCELLED:
         operation = _settle(session, run, asked, outcome, escalated=escalated)
-    closing = calls.close_open(run)
+    closing = calls.close_open(run, resumable=status == RunStatus.INTERRUPTED)
     run.message_count += len(closing)
     terminal: dict[str, Any] = {"statistics": statistics.of_run(run)}
     if error is not None:

@@ -140,6 +140,9 @@ class Run(models.Model):
     first_token_ms = models.PositiveIntegerField(null=True)
     duration_ms = models.PositiveBigIntegerField(default=0)
 
+    # No column: admission found this run by its idempotency key and did not admit it now.
+    was_there = False
+
     class Meta:
         constraints = [
             models.UniqueConstraint(

@@ -148,7 +148,7 @@ def start_turn(
     multitask: str = Multitask.REJECT,
     on_disconnect: str = OnDisconnect.CONTINUE,
     stream_modes: Sequence[str] = (),
-) -> Data:
+) -> "Started":
     """Admit a turn: one transaction that makes run and user message durable. Returns the Run.
 
     ``key`` is the idempotency key: the same key with the same request returns the same run, with another
@@ -161,7 +161,7 @@ def start_turn(
         text, multitask=multitask, on_disconnect=on_disconnect, stream_modes=stream_modes, key=key
     )
     _refuse_when_leaving()
-    return representations.run(admission.admit(found.id, actor, turn))
+    return _started(admission.admit(found.id, actor, turn))
 
 
 def start_session(
@@ -173,7 +173,7 @@ def start_session(
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
-) -> Data:
+) -> "Started":
     """Open a session that begins with the messages of ``seed``, and start its first turn; the Run.
 
     One transaction: either both exist or nothing does. ``key`` belongs to the actor here: the same key with
@@ -187,7 +187,19 @@ def start_session(
     _refuse_when_leaving()
     with transaction.atomic():
         session = admission.open_session(actor, agent=agent, origin=origin, seed=seed, key=key)
-        return representations.run(admission.admit(session.id, actor, turn))
+        return _started(admission.admit(session.id, actor, turn))
+
+
+class Started(dict[str, Any]):
+    """A Run, as whoever asked for it gets it."""
+
+    was_there = False  # an earlier request with the same key has started it
+
+
+def _started(run: Run) -> Started:
+    started = Started(representations.run(run))
+    started.was_there = run.was_there
+    return started
 
 
 def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
@@ -196,6 +208,8 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise Invalid('"answers" must be an object that gives each question id its value.')
     values = plain(dict(answers))
+    if values != dict(answers):
+        raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
     return representations.run(lifecycle.answer(run.id, values, actor))

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 LIMIT = 100_000
 _DEPTH = 20
 _KEY_LIMIT = 200
-_NUMBER_BITS = 256
+_NUMBER_BITS = 63  # more cannot be kept in a checkpoint
 
 _unsafe = re.compile("[\x00\ud800-\udfff]")
 

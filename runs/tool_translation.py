@@ -89,6 +89,11 @@ class ToolTranslation:
                 self._outcomes.pop(call["id"], None)
             self._calls[call["id"]] = _Call(call["id"], message, call["name"], call["args"])
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether a message holds a call that has no result."""
+        return any(call.message is not None and not call.ended for call in self._calls.values())
+
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""
         call = self._calls.get(call_id)
@@ -212,10 +217,10 @@ class ToolTranslation:
         outcome = self._outcomes.get(call.id)
         if outcome is not None and outcome.error is None:
             self._finish(call, outcome.output)  # the result had arrived
-        elif call.failure is not None:
-            self._fail(call, call.failure)
         elif outcome is not None and not outcome.cancelled:
-            self._fail(call, _describe(outcome.error))
+            self._fail(call, call.failure or _describe(outcome.error))
+        elif outcome is None and call.failure is not None:
+            self._fail(call, call.failure)
         else:
             effect = Effect.UNKNOWN if call.started else Effect.NONE
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})

@@ -15,7 +15,7 @@ neither tools nor models are wrapped. What the log says follows from these rules
 - What an earlier execution of the run has logged is not logged again (``Known``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -91,6 +91,7 @@ class Translator:
         log_updates: bool = False,
         log_custom: bool = False,
         known: Known | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
         known = known or Known()
         self._emit = emitter.emit
@@ -106,7 +107,8 @@ class Translator:
         self._by_call: dict[UUID, _Stream] = {}
         self._logged = set(known.messages)
         self._ends_with_text = known.ends_with_text
-        relay = CallbackRelay(self)
+        self.ends_broken = False  # the last message is nothing but calls that cannot be read
+        relay = CallbackRelay(self, is_cancelled)
         self.callbacks: list[BaseCallbackHandler] = [relay]
         self.errors = relay.errors  # what broke so far
         self.questions: list[dict[str, Any]] = []  # [{id, value}] that the graph asked the user
@@ -125,6 +127,11 @@ class Translator:
     def tools_open(self) -> dict[str, float]:
         """Ids of the tool calls whose tools run now, with the monotonic time each began."""
         return self._tools.open
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a message holds a call that has no result."""
+        return self._tools.unanswered
 
     def tool_name(self, call_id: str) -> str:
         """The name of the tool of a call."""
@@ -244,6 +251,7 @@ class Translator:
         self._emit(EventType.MESSAGE_COMPLETED, {**data, "status": status})
         self._count(message_count=1)
         self._ends_with_text = bool(text.strip())  # until a call of it gets its result
+        self.ends_broken = not self._ends_with_text and any("error" in call for call in calls)
 
     def _result_told(self) -> None:
         self._ends_with_text = False

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db.models.functions import Now
 
-from runs import dispatch, follow, lifecycle, liveness, log_context, recovery, titles
+from runs import agents, dispatch, follow, lifecycle, liveness, log_context, recovery, titles
 from runs.bus import Bus, Message, worker_group
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
@@ -77,6 +77,7 @@ class Supervisor:
     async def _begin(self) -> None:
         log_context.bind(worker=self.id)
         await self.bus.listen(worker_group(self.id), self._hear)
+        await in_thread(agents.warm_up)
         await in_thread(self._register)
         dispatch.attach(self)
         Supervisor.current = self

@@ -222,3 +222,39 @@ async def test_many_sessions_at_once_do_not_mix(stage):
         assert (await terminal(run["id"])).status == "completed"
         history = await operations.history(stage.owner, sessions[n])
         assert history["messages"][-1]["text"] == f"answer {n}"
+
+
+@pytest.mark.parametrize("arguments", ['["x"]', "null", '"s"', '{"x": '])
+async def test_c19_a_graph_that_ends_on_a_broken_call_does_not_succeed_in_silence(stage, arguments):
+    from tests.fakes import calls
+
+    stage.script.add(calls(("mark", arguments)), say("Recovered."))
+
+    ended = await terminal(await stage.start())
+
+    history = await stage.history()
+    assert ended.status == "failed" or history[-1]["text"]
+    await stage.assert_sendable()
+    await stage.assert_next_completes()
+
+
+async def test_c01_a_tool_that_obeys_the_token_is_cancelled_and_not_failed(stage):
+    from runs import operations
+
+    stage.script.add(call("heeding_sync", seconds=60))
+    run_id = await stage.start()
+    await stage.marks.seen("heeding_sync started")
+    await in_thread(operations.cancel_run, stage.owner, run_id)
+    await terminal(run_id)
+
+    row = await in_thread(ToolCall.objects.get)
+    assert (row.status, row.effect, row.error) == ("cancelled", "unknown", None)
+
+
+async def test_a_huge_number_in_an_argument_does_not_spoil_the_session(stage):
+    stage.script.add(call("mark", x=2**80), say("Done."))
+
+    ended = await terminal(await stage.start())
+
+    assert ended.status in ("failed", "completed")
+    await stage.assert_next_completes()

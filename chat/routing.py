@@ -64,6 +64,8 @@ def is_ours(origin: str, request: HttpRequest) -> bool:
         host = request.get_host()
     except (ValueError, DisallowedHost):
         return False
+    if origin.lower() != f"{parts.scheme}://{parts.netloc}".lower():
+        return False  # an origin has no path, nor anything else behind its port
     schemes = ("https",) if request.is_secure() else ("http", "https")
     if parts.scheme in schemes and parts.netloc.lower() == host.lower():
         return True

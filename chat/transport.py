@@ -156,6 +156,10 @@ class Socket(WebSocketProtocol):
                 self.CLOSE_STATUS_CODE_MESSAGE_TOO_BIG, f"A message may have {MAX_MESSAGE} bytes."
             )
 
+    def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:
+        if hasattr(self, "server"):  # Autobahn refuses a malformed handshake by itself: nobody knows of it
+            super().onClose(wasClean, code, reason)
+
     def check_timeouts(self) -> None:
         if self.outlet.is_free:  # otherwise a ping would wait behind what the peer has not read yet
             super().check_timeouts()

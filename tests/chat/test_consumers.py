@@ -88,6 +88,10 @@ class TestHandshake:
             ("http://chat.example.evil.example", 403),
             ("http://evil.example/chat.example", 403),
             ("http://chat.example@evil.example", 403),
+            ("http://chat.example/", 403),
+            ("http://chat.example/path", 403),
+            ("http://chat.example?", 403),
+            ("http://chat.example#part", 403),
             ("ftp://chat.example", 403),
             ("null", 403),
             ("", 403),
@@ -110,6 +114,7 @@ class TestHandshake:
         assert await self.attempt(path, behind) is None
         assert await self.attempt(path, behind | {"origin": "https://eu.chat.example"}) is None
         assert await self.attempt(path, behind | {"origin": "http://chat.example"}) == 403
+        assert await self.attempt(path, behind | {"origin": "https://chat.example/path"}) == 403
 
     async def test_c38_a_token_needs_no_origin_but_a_foreign_one_is_refused(self, engine, alice, session):
         token = await bearer(alice)

@@ -73,8 +73,10 @@ def serve():
 
 
 @contextmanager
-def a_reader_that_does_not_read(server: RunningServer, path: str, *, socket_handshake: bool):
-    """Asks for a flood and leaves it lying."""
+def a_reader_that_does_not_read(
+    server: RunningServer, path: str, *, socket_handshake: bool, more: str | None = None
+):
+    """Asks for a flood and leaves it lying. ``more`` is one more header."""
     connection = server.tcp()
     upgrade = (
         "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -82,7 +84,8 @@ def a_reader_that_does_not_read(server: RunningServer, path: str, *, socket_hand
         if socket_handshake
         else ""
     )
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n{upgrade}\r\n".encode())
+    more = f"{more}\r\n" if more else ""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n{upgrade}{more}\r\n".encode())
     try:
         yield connection
     finally:
@@ -201,6 +204,28 @@ def test_line_5_a_socket_takes_a_message_to_its_client_of_any_size_and_goes_on(s
         with pytest.raises(ConnectionClosed) as closed:
             client.recv(PATIENT)
     assert closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    [
+        "Origin: ",
+        "Origin: http://[::1",
+        "Origin: http://127.0.0.1:8000.evil.example",
+        "Origin: http:///path",
+        "Sec-WebSocket-Version: 99",
+        "Host: other:port",
+        "Ünlikely: header",
+    ],
+)
+def test_c38_a_malformed_handshake_is_refused_without_a_traceback(serve, malformed):
+    server = serve()
+    with a_reader_that_does_not_read(server, "/echo", socket_handshake=True, more=malformed) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    _, errors = server.process.communicate()
+    assert "Traceback" not in errors
 
 
 def test_a_body_that_is_too_large_is_refused_while_it_comes(serve):

@@ -2,11 +2,12 @@
 
 A streamed tool call arrives as pieces of JSON. LangChain completes what is cut or broken by guessing, so
 that ``{"path": "/tmp`` becomes a call with a path that nobody asked for. Here a call whose arguments are no
-JSON object is broken: it stays in the message, with empty arguments, so that the history is well-formed for
-any provider, and gets a result that tells the model what was wrong.
+JSON object, or one that cannot be stored, is broken: it stays in the message, with empty arguments, so that
+the history is well-formed for any provider, and gets a result that tells the model what was wrong.
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ BROKEN_CALL = "broken call"  # the artifact of a result that was written here an
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CUT_OFF = ("length", "max_tokens")  # a provider's words for an answer that met the token limit
 _MAX_QUOTED = 200  # characters of what the model wrote
+_MAX_DEPTH = 50  # objects and lists inside each other; checkpoints take some 250
+_TOO_DEEP = f"The arguments are nested deeper than {_MAX_DEPTH} levels."
+_INTEGERS = range(-(2**63), 2**64)  # what checkpoints take, signed or unsigned
+_MAX_DIGITS = 20  # of such an integer, with its sign; longer ones are not even converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +111,48 @@ def _asked(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]
         yield _Asked(call_id, name, arguments, fault)
 
 
+class _Unfit(ValueError):
+    """What is wrong with arguments that Python reads and checkpoints or providers refuse."""
+
+
 def _object(text: str) -> tuple[Any, str | None]:
     """The arguments and what is wrong with them."""
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
+        arguments = json.loads(text, parse_int=_integer, parse_float=_float, parse_constant=_constant)
+    except _Unfit as unfit:
+        return text, str(unfit)
+    except RecursionError:
+        return text, _TOO_DEEP
+    except ValueError:
         return text, f"The arguments are no JSON, or were cut off: {_quoted(text)}."
     if not isinstance(arguments, dict):
         return text, f"The arguments must be a JSON object, not {_quoted(text)}."
-    return arguments, None
+    return arguments, _TOO_DEEP if _is_too_deep(arguments) else None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS or int(digits) not in _INTEGERS:
+        raise _Unfit(f"The arguments have a number of more than 64 bits: {_quoted(digits)}.")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _Unfit(f"The arguments have a number that is too large: {_quoted(digits)}.")
+    return number
+
+
+def _constant(name: str) -> None:
+    raise _Unfit(f"The arguments have {name}, which is no number of JSON.")
+
+
+def _is_too_deep(arguments: dict[str, Any]) -> bool:
+    level: list[Any] = [arguments]
+    for _ in range(_MAX_DEPTH):
+        inside = (item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer))
+        level = [item for item in inside if isinstance(item, dict | list)]
+    return bool(level)
 
 
 def _quoted(text: str) -> str:

@@ -1,11 +1,13 @@
 """The default agent: tools, broken calls and empty answers."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 from langgraph.types import Command
@@ -92,9 +94,10 @@ async def test_finished_calls_survive_a_cancel_of_their_siblings(marks: Marks) -
         ScriptedModel(calls(("mark", {"x": "1"}), ("slow_async", {"seconds": 60})), say("done")), marks
     )
     turn = asyncio.create_task(graph.ainvoke(ASK, CONFIG))
-    await marks.seen("1")
     await marks.seen("slow_async started")
-    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        while not results((await graph.aget_state(CONFIG)).values.get("messages", [])):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn
@@ -169,6 +172,65 @@ async def test_c19_a_broken_call_is_not_run_and_the_model_tries_again(kind: str,
     assert messages[-1].content == "done"
 
 
+UNFIT = {
+    "an integer of 97 bits": ('{"x": 123456789012345678901234567890}', "more than 64 bits"),
+    "the first integer of 65 bits": (f'{{"x": {2**64}}}', "more than 64 bits"),
+    "the first negative one": (f'{{"x": {-(2**63) - 1}}}', "more than 64 bits"),
+    "an integer that Python does not convert": ('{"x": ' + "9" * 5_000 + "}", "more than 64 bits"),
+    "a huge integer inside": ('{"x": [{"y": 123456789012345678901234567890}]}', "more than 64 bits"),
+    "infinity": ('{"x": Infinity}', "Infinity, which is no number of JSON"),
+    "minus infinity": ('{"x": -Infinity}', "-Infinity, which is no number of JSON"),
+    "not a number": ('{"x": NaN}', "NaN, which is no number of JSON"),
+    "a float that overflows": ('{"x": 1e999}', "too large: '1e999'"),
+    "51 levels": ('{"x": ' + "[" * 50 + "]" * 50 + "}", "deeper than 50 levels"),
+    "300 levels": ('{"x": ' * 300 + "1" + "}" * 300, "deeper than 50 levels"),
+    "100,000 levels": ('{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "deeper than 50 levels"),
+}
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+async def test_c19_arguments_that_cannot_be_stored_or_sent_are_a_broken_call(
+    kind: str, marks: Marks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments, reason = UNFIT[kind]
+    script = Script(
+        calls(("mark", {"x": "1"}), ("mark", arguments)), call("mark", x="2"), say("done"), say("again")
+    )
+    async with ScriptedProvider(script) as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        graph = agent(served_model(), marks)
+        await graph.ainvoke(ASK, CONFIG)
+        messages = (await graph.ainvoke(ASK, CONFIG))["messages"]
+        assert [seen.outcome for seen in provider.calls] == ["completed"] * 4
+    asked, broken = messages[1], results(messages)[0]
+    assert [item["args"] for item in asked.tool_calls] == [{"x": "1"}, {}]
+    assert (broken.tool_call_id, broken.status) == (asked.tool_calls[1]["id"], "error")
+    assert reason in broken.text
+    assert len(broken.text) < 400
+    assert marks.read() == ["1", "2"]
+    assert [message.content for message in messages if message.type == "ai"][-2:] == ["done", "again"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f'{{"x": {2**64 - 1}}}',
+        f'{{"x": {-(2**63)}}}',
+        '{"x": 1e300}',
+        '{"x": ' + "[" * 49 + "1" + "]" * 49 + "}",
+    ],
+)
+async def test_arguments_at_the_limit_reach_the_tool_as_they_are(arguments: str, marks: Marks) -> None:
+    @tool
+    def echo(x: Any) -> str:
+        """Say it again."""
+        return json.dumps({"x": x})
+
+    graph = build(ScriptedModel(calls(("echo", arguments)), say("done")), [echo])
+    messages = (await graph.compile(checkpointer=InMemorySaver()).ainvoke(ASK, CONFIG))["messages"]
+    assert json.loads(results(messages)[0].text) == messages[1].tool_calls[0]["args"] == json.loads(arguments)
+
+
 async def test_c19_good_siblings_of_a_broken_call_run(marks: Marks) -> None:
     model = ScriptedModel(calls(("mark", {"x": "1"}), ("mark", "{x"), ("mark", {"x": "3"})), say("done"))
     messages = await run(model, marks)
@@ -208,7 +270,7 @@ async def test_c19_the_same_over_http_with_a_strict_provider(
         monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
         messages = await run(served_model(), marks)
         assert [seen.outcome for seen in provider.calls] == ["completed"] * 3
-        assert set(provider.calls[0].tools) == {tool.name for tool in tools(marks)}
+        assert set(provider.calls[0].tools) == {known.name for known in tools(marks)}
     assert messages[-1].content == "done"
     assert marks.read() == ["1", "4"]
 

@@ -686,7 +686,7 @@ async def test_line_41_a_turn_that_does_not_end_in_time_is_interrupted(stage, se
     assert await in_thread(Worker.objects.count) == 0
     if where != "answer":
         row = await in_thread(ToolCall.objects.get)
-        assert (row.status, row.effect) == ("cancelled", "unknown")
+        assert (row.status, row.effect) == ("interrupted", "unknown")
     stage.script.clear()
     await servers.start()
     await in_thread(operations.dismiss, stage.owner, run_id)

@@ -18,6 +18,7 @@ from runs.follow import (
     SummaryChanged,
 )
 from runs.operations import Actor, Data
+from runs.plain import clean
 from runs.states import CancelOutcome
 
 
@@ -25,7 +26,7 @@ def encode(item: Item) -> str:
     """The frame that tells a client of ``item``."""
     if isinstance(item, Event):
         return f'{{"type":"run.event","event":{item.json}}}'  # serialised once, for all who follow
-    return json.dumps(_frame(item))
+    return clean(json.dumps(_frame(item), ensure_ascii=False, separators=(",", ":")))
 
 
 def _frame(item: Item) -> Data:

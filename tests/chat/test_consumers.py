@@ -10,9 +10,10 @@ import pytest
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
 
-from chat import presence, sockets, tokens
+from chat import frames, presence, sockets, tokens
 from runs import operations
 from runs.database import in_thread
+from runs.follow import Event, SessionChanged, SummaryChanged
 from runs.hub import Hub
 from runs.models import Run
 from tests.chat.live import PATIENT, Socket, bearer, call, eventually, socket
@@ -685,9 +686,18 @@ async def vanish(user, session: str, after: int) -> asyncio.Task[None]:
 
 
 def test_the_frame_of_an_event_is_json():
-    from chat import frames
-    from runs.follow import Event
-
     event = {"run": "r", "seq": 1, "type": "message.delta", "data": {"text": 'a "b" \u2028'}, "at": "now"}
     item = Event("r", 1, "message.delta", json.dumps(event), terminal=False)
     assert json.loads(frames.encode(item)) == {"type": "run.event", "event": event}
+
+
+def test_the_frame_of_a_long_text_is_no_longer_than_the_text_in_utf_8():
+    session = {"queued": [{"input": "😀é" * 1000}]}
+    frame = frames.encode(SessionChanged(session))
+    assert len(frame.encode()) < 1000 * len("😀é".encode()) + 100
+    assert json.loads(frame) == {"type": "session.state_changed", "session": session}
+
+
+def test_a_frame_can_be_sent_whatever_is_in_it():
+    frame = frames.encode(SummaryChanged({"title": "half \ud83d, whole \ud83d\ude00"}))
+    assert json.loads(frame.encode())["title"] == "half \ufffd, whole 😀"

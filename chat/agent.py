@@ -23,6 +23,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command, Send
 
 from chat import answers
+from chat.cleaning import cleaned
 from chat.model import chat_model
 from chat.titles import title_of_turn
 from chat.tools import IDEMPOTENT, TOOLS
@@ -36,6 +37,8 @@ that was stopped may have done part of its work.
 """
 MAX_BROKEN_ROUNDS = 3  # messages in a row with nothing but broken calls
 MAX_ERROR_CHARACTERS = 2_000
+
+_Execute = Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
 
 
 class State(TypedDict):
@@ -90,9 +93,7 @@ def build(model: BaseChatModel, tools: Sequence[BaseTool]) -> StateGraph[Any]:
 
     graph = StateGraph(State)
     graph.add_node("llm_call", llm_call)
-    graph.add_node(
-        "tool_node", ToolNode(tools, handle_tool_errors=_explain, awrap_tool_call=_contain_cancellation)
-    )
+    graph.add_node("tool_node", ToolNode(tools, handle_tool_errors=_explain, awrap_tool_call=_call_tool))
     graph.add_node("give_up", _give_up)
     graph.add_edge(START, "llm_call")
     graph.add_conditional_edges("llm_call", _next, ["tool_node", "llm_call", "give_up", END])
@@ -109,9 +110,12 @@ def _explain(error: Exception) -> str:
     return f"The tool failed: {error or type(error).__name__}"[:MAX_ERROR_CHARACTERS]
 
 
-async def _contain_cancellation(
-    request: ToolCallRequest, execute: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]]
-) -> ToolMessage | Command[Any]:
+async def _call_tool(request: ToolCallRequest, execute: _Execute) -> ToolMessage | Command[Any]:
+    """What a tool answers, in words that can be stored and sent to a model."""
+    return cast("ToolMessage | Command[Any]", cleaned(await _contain_cancellation(request, execute)))
+
+
+async def _contain_cancellation(request: ToolCallRequest, execute: _Execute) -> ToolMessage | Command[Any]:
     """A CancelledError that a tool raises by itself is that tool's failure; one that cancels us goes on."""
     try:
         return await execute(request)

@@ -19,6 +19,9 @@ from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseM
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import Runnable
 
+from chat.cleaning import cleaned
+from runs.plain import clean
+
 BROKEN_CALL = "broken call"  # the artifact of a result that was written here and by no tool
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _CUT_OFF = ("length", "max_tokens")  # a provider's words for an answer that met the token limit
@@ -59,7 +62,7 @@ async def stream(
 
 
 def read(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]) -> Answer:
-    """The answer with its calls checked.
+    """The answer with its text cleaned and its calls checked.
 
     ``known`` names the tools there are; ``taken`` are ids of calls that the history holds already, which
     some providers give out again and again.
@@ -81,7 +84,7 @@ def read(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]) 
                 "additional_kwargs": kept,
             }
         )
-    return Answer(message, [_error(call) for call in asked if call.fault])
+    return Answer(cleaned(message), [_error(call) for call in asked if call.fault])
 
 
 def is_broken_call(message: AnyMessage) -> bool:
@@ -95,7 +98,7 @@ def _asked(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]
         whole.response_metadata.get("finish_reason", whole.response_metadata.get("stop_reason")) in _CUT_OFF
     )
     for number, piece in enumerate(whole.tool_call_chunks, start=1):
-        call_id = piece["id"] or ""
+        call_id = clean(piece["id"] or "")
         if not call_id or call_id in used:
             call_id = f"call_{uuid4().hex}"
         used.add(call_id)

@@ -10,7 +10,8 @@ A socket is transport: what ends one ends no run. Close codes beside the protoco
 1012 the server leaves, or is not ready; come back with the cursor
 4401 the login has ended
 4404 there is no such session, or it is not yours
-4408 the client does not read (the server's doing); come back with the cursor
+4408 the client did not read (the server's doing; it sees the code if it goes on before the close times out,
+     otherwise the connection ends with 1006); come back with the cursor
 4429 too many sockets of this user, or a flood of frames that went on after errors ``throttled``
 ==== ==============================================================================================
 """

@@ -172,7 +172,10 @@ class Socket(WebSocketProtocol):
         return Inbox(self.transport)
 
     def end_blocked(self) -> None:
-        """The peer has stopped reading: say so, behind what it has not read yet, and do not wait long."""
+        """The peer has stopped reading: say so, behind what it has not read yet, and do not wait long.
+
+        A peer that goes on reading within CLOSE_TIMEOUT is told; any other sees the connection end.
+        """
         self.serverClose(code=TOO_SLOW)
 
     def leave(self) -> None:

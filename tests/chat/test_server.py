@@ -104,6 +104,13 @@ def until_it_stands_still(server: RunningServer) -> int:
     return now
 
 
+def is_cut_off(connection: socket.socket) -> bool:
+    """Wait, without reading, for the server to end the connection; False if it does not."""
+    poll = select.poll()
+    poll.register(connection, 0)  # the end is reported whatever one asks for
+    return bool(poll.poll(PATIENT * 1000))
+
+
 def receive_for_ever(client) -> None:
     while True:
         client.recv(PATIENT)
@@ -143,13 +150,20 @@ def test_line_5_a_socket_gets_all_of_a_flood_in_order_and_is_heard_afterwards(se
         assert client.recv(PATIENT) == "seen all"
 
 
-def test_c25_a_socket_that_stays_blocked_is_closed_with_4408(serve):
+def test_c25_a_socket_that_is_blocked_too_long_and_then_reads_is_closed_with_4408(serve):
     server = serve(patience=0.5)
     with server.open("/flood", max_queue=1, close_timeout=1) as client:
         until_it_stands_still(server)
         with pytest.raises(ConnectionClosed) as closed:
             receive_for_ever(client)
     assert closed.value.rcvd.code == 4408
+
+
+def test_c25_a_socket_that_stays_blocked_is_cut_off(serve):
+    server = serve(patience=0.5)
+    with a_reader_that_does_not_read(server, "/flood", socket_handshake=True) as connection:
+        until_it_stands_still(server)
+        assert is_cut_off(connection)
 
 
 def test_c25_a_response_that_stays_blocked_is_cut_off(serve):

@@ -275,9 +275,7 @@ class Execution:
             if self._translator.questions:
                 return Ending(RunStatus.WAITING, questions=self._translator.questions)
             if self._translator.ends_broken and self._translator.unanswered:
-                said = (
-                    "The model asked for a tool in a form that cannot be read, and that was its answer."
-                )
+                said = "The model asked for a tool in a form that cannot be read, and that was its answer."
                 return Ending(RunStatus.FAILED, Error(ErrorCode.TOOL, said))
             return Ending(RunStatus.COMPLETED)
         if isinstance(error, GraphDrained):

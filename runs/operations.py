@@ -139,6 +139,12 @@ async def delete_session(actor: Actor, session_id: Id, *, reason: str = "") -> N
 # Turns
 
 
+class Started(dict[str, Any]):
+    """A Run, as whoever asked for it gets it."""
+
+    was_there = False  # an earlier request with the same key has started it
+
+
 def start_turn(
     actor: Actor,
     session_id: Id,
@@ -148,7 +154,7 @@ def start_turn(
     multitask: str = Multitask.REJECT,
     on_disconnect: str = OnDisconnect.CONTINUE,
     stream_modes: Sequence[str] = (),
-) -> "Started":
+) -> Started:
     """Admit a turn: one transaction that makes run and user message durable. Returns the Run.
 
     ``key`` is the idempotency key: the same key with the same request returns the same run, with another
@@ -173,7 +179,7 @@ def start_session(
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
-) -> "Started":
+) -> Started:
     """Open a session that begins with the messages of ``seed``, and start its first turn; the Run.
 
     One transaction: either both exist or nothing does. ``key`` belongs to the actor here: the same key with
@@ -188,12 +194,6 @@ def start_session(
     with transaction.atomic():
         session = admission.open_session(actor, agent=agent, origin=origin, seed=seed, key=key)
         return _started(admission.admit(session.id, actor, turn))
-
-
-class Started(dict[str, Any]):
-    """A Run, as whoever asked for it gets it."""
-
-    was_there = False  # an earlier request with the same key has started it
 
 
 def _started(run: Run) -> Started:

@@ -17,7 +17,7 @@ from chat.presence import Kind
 from runs import operations
 from runs.database import in_thread
 from runs.errors import EngineError
-from runs.operations import Data, Id
+from runs.operations import Id, Started
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
     return response(RunStream(login, presence.enter(Kind.STREAM, login), run_id, after))
 
 
-async def started(login: Login, start: Callable[[], Data]) -> HttpResponseBase:
+async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBase:
     """Start a run and stream it from its first event."""
     stream, run = await attendance.begin(RunStream, login, start)
     answer = response(stream)

@@ -1,9 +1,10 @@
 """The REST API. Each handler reads its input, calls one operation and encodes what it returns."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -38,6 +39,8 @@ from runs.errors import (
 )
 from runs.operations import Data
 from runs.states import OnDisconnect
+
+D = TypeVar("D", bound=Data)
 
 
 @csrf_exempt
@@ -366,7 +369,7 @@ async def _cancel(operation: Any, request: Request, target: str) -> Response:
     return Response(cancellation, HTTPStatus.OK if settled else HTTPStatus.ACCEPTED)
 
 
-def _admitted(operation: Any, user: Any, *args: Any, **kwargs: Any) -> Data:
+def _admitted(operation: Callable[..., D], user: Any, *args: Any, **kwargs: Any) -> D:
     """Start a turn in one of the ways there are, if the user has not started too many of late."""
     throttles.admit_turn(user)
     return operation(user, *args, **kwargs)

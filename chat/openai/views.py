@@ -23,7 +23,7 @@ from chat.openai.requests import Completion
 from runs import operations
 from runs.database import in_thread
 from runs.errors import AgentMismatch
-from runs.operations import Actor, Data
+from runs.operations import Actor, Data, Started
 
 
 @csrf_exempt
@@ -82,7 +82,7 @@ class ChatCompletions(View):
         return response
 
 
-def _start(user: Actor, asked: Completion, session_id: str | None, key: str | None) -> Data:
+def _start(user: Actor, asked: Completion, session_id: str | None, key: str | None) -> Started:
     """Start the turn; the Run."""
     _agent(asked.model)
     throttles.admit_turn(user)

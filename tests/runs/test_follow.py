@@ -241,3 +241,12 @@ async def test_line_5_closed_followers_leave_nothing_behind(stage, engine):
             await anext(items)
     assert engine.hub.followers == 0
     assert [group for group in engine.bus._handlers if group.startswith("session.")] == []
+
+
+async def test_who_repeats_a_start_follows_the_run_and_does_not_take_it_along(stage):
+    stage.script.add(say("one two three"))
+    first = await in_thread(operations.start_turn, stage.owner, stage.session, "hi", key="k")
+    again = await in_thread(operations.start_turn, stage.owner, stage.session, "hi", key="k")
+
+    assert (first.was_there, again.was_there) == (False, True)
+    assert first["id"] == again["id"]

@@ -220,6 +220,18 @@ class TestLeaving:
         held.open()
         assert (await starter.events())[-1]["type"] == "run.completed"
 
+    async def test_on_disconnect_cancel_does_not_count_who_repeats_the_request(
+        self, engine, model, held, alice, session
+    ):
+        body = {"input": "hello", "on_disconnect": "cancel"}
+        _, starter = await stream(alice, f"sessions/{session}/runs/", body, **{"idempotency-key": "k"})
+        await starter.event()
+        _, repeater = await stream(alice, f"sessions/{session}/runs/", body, **{"idempotency-key": "k"})
+        await held.reached()
+        await repeater.disconnect()
+        held.open()
+        assert (await starter.events())[-1]["type"] == "run.completed"
+
     async def test_on_disconnect_cancel_means_nothing_after_the_end(self, engine, model, alice, session):
         _, http = await stream(
             alice, f"sessions/{session}/runs/", {"input": "hello", "on_disconnect": "cancel"}

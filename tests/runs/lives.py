@@ -255,11 +255,13 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         writing=st.lists(executions, min_size=1, max_size=2, unique_by=lambda execution: execution.run_id),
-        kind=st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count"]),
+        kinds=st.lists(
+            st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count"]), min_size=1, max_size=4
+        ),
         reply_lost=st.booleans(),
     )
-    def write(self, writing, kind, reply_lost):
-        parts = [self.part(execution, kind) for execution in writing]
+    def write(self, writing, kinds, reply_lost):
+        parts = [self.part(execution, kinds) for execution in writing]
         expected = [self.owns(execution) for execution in writing]
         outcomes = events._commit(parts, False)
         assert [outcome == events.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
@@ -381,7 +383,9 @@ class Lives(RuleBasedStateMachine):
         assert positions == list(range(1, session.last_position + 1))
         occupying = [run for run in runs if run.status in OCCUPYING]
         assert len(occupying) <= 1
-        assert all(run.position == session.last_position for run in occupying)
+        # What was cancelled in the queue meanwhile stands behind it; what began does not.
+        began = [run.position for run in runs if run.started_at is not None]
+        assert all(run.position == max(began) for run in occupying), "a later turn began beside another"
         for run in runs:
             if run.resolution == Resolution.RESUMED:
                 assert sum(other.resumes_id == run.id for other in runs) == 1, "resumed more than once"
@@ -473,30 +477,34 @@ class Lives(RuleBasedStateMachine):
             return max(heads, key=lambda run: run.created_at).id
         return min(queued, key=lambda run: run.created_at).id if queued else None
 
-    def part(self, execution, kind):
+    def part(self, execution, kinds):
         """What an execution adds to a batch."""
-        call = {"tool_call": "1"}
-        asked = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]
-        entries, counts = {
-            "text": (
-                [(EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})],
-                {"open_output_tokens": 1},
-            ),
-            "ask": (
-                [(EventType.MESSAGE_COMPLETED, {"message": "m", "text": "", "tool_calls": asked})],
-                {"message_count": 1},
-            ),
-            "start": (
-                [(EventType.TOOL_STARTED, {**call, "message": "m", "name": "mark", "args": {}})],
-                {"tool_calls": 1},
-            ),
-            "end": ([(EventType.TOOL_COMPLETED, {**call, "result": "done"})], {"message_count": 1}),
-            "fail": ([(EventType.TOOL_FAILED, {**call, "error": "broke"})], {"message_count": 1}),
-            "open": ([], {"llm_calls": 1, "open_input_tokens": 7}),
-            "count": ([], {"input_tokens": 5, "output_tokens": 3}),
-        }[kind]
+        entries, counts = [], Counter()
+        for kind in kinds:
+            entry, counted = WRITTEN[kind]
+            entries += entry
+            counts.update(counted)
         encoded = [(type, events.encode(data)) for type, data in entries]
-        return events._Part(execution, [], Counter(counts), [], encoded)
+        return events._Part(execution, [], counts, [], encoded)
+
+
+_CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]
+# By kind, what an execution may write: events, and what they count.
+WRITTEN = {
+    "text": ([(EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})], {"open_output_tokens": 1}),
+    "ask": (
+        [(EventType.MESSAGE_COMPLETED, {"message": "m", "text": "", "tool_calls": _CALLS})],
+        {"message_count": 1},
+    ),
+    "start": (
+        [(EventType.TOOL_STARTED, {"tool_call": "1", "message": "m", "name": "mark", "args": {}})],
+        {"tool_calls": 1},
+    ),
+    "end": ([(EventType.TOOL_COMPLETED, {"tool_call": "1", "result": "done"})], {"message_count": 1}),
+    "fail": ([(EventType.TOOL_FAILED, {"tool_call": "1", "error": "broke"})], {"message_count": 1}),
+    "open": ([], {"llm_calls": 1, "open_input_tokens": 7}),
+    "count": ([], {"input_tokens": 5, "output_tokens": 3}),
+}
 
 
 def row(run):

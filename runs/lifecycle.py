@@ -266,14 +266,12 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
         if run.status != RunStatus.RUNNING:
             _end(session, run, RunStatus.CANCELLED, asked=who)
             return Cancellation.objects.get(run=run)
-        pending = cancellation.unsettled(session)
-        if pending is not None and pending.run_id == run.id:
-            notices.stop_execution(run, fenced=False)
-            return pending
-        now = timezone.now()
-        run.cancel_requested_at = run.cancel_requested_at or now
-        run.save()
-        operation = cancellation.accept(session, run, at=now, **who)
+        operation = cancellation.unsettled(session)
+        if operation is None or operation.run_id != run.id:
+            now = timezone.now()
+            run.cancel_requested_at = run.cancel_requested_at or now
+            run.save()
+            operation = cancellation.accept(session, run, at=now, **who)
         if run.worker is None or liveness.is_dead(run.worker):
             _end(session, run, RunStatus.CANCELLED, outcome=CancelOutcome.RECONCILED)
             operation.refresh_from_db()

@@ -222,6 +222,17 @@ def test_line_23_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alic
     assert operations.session_snapshot(alice, session.id)["cancellation_pending"] is False
 
 
+def test_line_23_a_second_cancel_finds_that_the_worker_has_died_since(alice, session, worker):
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    first = operations.cancel_run(alice, run.id)
+    Worker.objects.update(pid=2**22 + 1, pid_started="1")
+
+    second = operations.cancel_run(alice, run.id)
+
+    assert (second["id"], second["outcome"]) == (first["id"], "reconciled")
+
+
 def test_line_11_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(alice, bob, session, worker):
     run = admission.admit(session.id, alice, turn())
     lifecycle.claim(session.id, worker.id)

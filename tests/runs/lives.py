@@ -51,6 +51,12 @@ TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
 AFTER_THE_END = {"resolution", "repaired", "worker_id"}
 
 
+KINDS = st.lists(
+    st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count"]), min_size=1, max_size=4
+)
+ENDINGS = st.sampled_from([RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED])
+
+
 class Execution(SimpleNamespace):
     """What an execution knows: ``run_id``, ``claim`` and ``batches``. It may be a zombie."""
 
@@ -255,9 +261,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         writing=st.lists(executions, min_size=1, max_size=2, unique_by=lambda execution: execution.run_id),
-        kinds=st.lists(
-            st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count"]), min_size=1, max_size=4
-        ),
+        kinds=KINDS,
         reply_lost=st.booleans(),
     )
     def write(self, writing, kinds, reply_lost):
@@ -280,9 +284,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(
         execution=executions,
-        status=st.sampled_from(
-            [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED]
-        ),
+        status=ENDINGS,
     )
     def finish(self, execution, status):
         owns, asked = self.owns(execution), self.is_asked(execution.run_id)
@@ -292,6 +294,24 @@ class Lives(RuleBasedStateMachine):
         reason = InterruptReason.SHUTDOWN if status == RunStatus.INTERRUPTED else None
         done = lifecycle.finish(execution.run_id, execution.claim, status, error=error, reason=reason)
         assert done is self.expected(owns, asked and status != RunStatus.CANCELLED)
+
+    @rule(
+        target=executions, n=st.integers(0, 1), w=st.integers(0, 3), kinds=KINDS, ending=st.none() | ENDINGS
+    )
+    def work(self, n, w, kinds, ending):
+        """What mostly happens: whatever is to be executed is executed a while, and perhaps ends."""
+        run = Run.objects.filter(session=self.sessions[n], status=RunStatus.RUNNING).first()
+        if run is None:
+            run = lifecycle.claim(self.sessions[n].id, self.worker(w))
+        if run is None:
+            return multiple()
+        execution = Execution(run_id=run.id, claim=run.claim, batches=run.batches)
+        self.write([execution], kinds, False)
+        if ending is not None:
+            self.finish(execution, ending)
+        else:
+            self.wait(execution)
+        return execution
 
     @rule(execution=executions)
     def straggle(self, execution):

@@ -11,7 +11,7 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.sessions.backends.db import SessionStore
 
 from chat import frames, presence, sockets, tokens
-from runs import operations
+from runs import follow, operations
 from runs.database import in_thread
 from runs.follow import Event, SessionChanged, SummaryChanged
 from runs.hub import Hub
@@ -635,8 +635,14 @@ class TestLogin:
 class TestList:
     """The user's own list, live."""
 
-    async def test_the_list_shows_changes_of_ones_own_sessions_only(self, engine, model, alice, bob, session):
+    async def test_the_list_shows_changes_of_ones_own_sessions_only(
+        self, engine, model, alice, bob, session, monkeypatch
+    ):
+        began = []
+        summaries = follow._summaries
+        monkeypatch.setattr(follow, "_summaries", lambda *of: (summaries(*of), began.append(of))[0])
         async with socket(alice) as client, socket(bob) as other:
+            await eventually(lambda: len(began) == 2)  # both know what there was before the change
             await in_thread(operations.rename_session, alice, session, "Plans")
             summary = await client.until("session.summary", title="Plans")
             assert sorted(summary) == ["id", "status", "title", "type", "updated_at"]

@@ -188,10 +188,10 @@ async def test_a_run_cancelled_in_the_queue_comes_behind_the_one_before_it(stage
 async def test_line_22_the_revision_a_follower_sees_never_goes_back(stage):
     revisions = []
     async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
-        for _ in range(3):
-            stage.script.add(Round(numbered(2), Hold("stop"), numbered(2)))
+        for n in range(3):
+            stage.script.add(Round(numbered(2), Hold(f"stop {n}"), numbered(2)))
             run_id = await stage.start()
-            await stage.script.gate("stop").reached()
+            await stage.script.gate(f"stop {n}").reached()
             await stage.cancelled(run_id)
             stage.script.clear()
         async for item in items:

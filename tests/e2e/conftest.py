@@ -39,6 +39,9 @@ expect.set_options(timeout=15_000)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Playwright's synchronous interface keeps a loop running in this thread, in which no other test could run
+    # one of its own: so what drives a browser comes last.
+    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
     if CHROMIUM is not None or os.environ.get("NOTHING_SKIPPED"):
         return
     left_out = [item for item in items if item.get_closest_marker("browser")]
@@ -125,13 +128,13 @@ def _read_introduction(process: subprocess.Popen[str]) -> dict[str, str]:
     pytest.fail("The server did not start:\n" + "".join(said))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
     assert CHROMIUM is not None, "There is no Chromium on the PATH."
     browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -175,7 +178,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def login(browser: Browser, server: Server) -> dict:
     """The cookies of one login, for all tests that are not about logging in."""
     context = browser.new_context(base_url=server.address)

@@ -147,6 +147,8 @@ class Execution:
             self._graph = agent.graph_on(self._saver)
             await turns.repair_earlier(self._graph, turn)
             given = await turns.graph_input(self._graph, turn)
+            for namespace, messages in await turns.left_behind(self._graph, turn):
+                self._translator.recover(namespace, messages)
         except AgentMismatch as error:
             return Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, error.message))
         if self._stop.done():

@@ -315,10 +315,14 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
         "effect": effect,
         "duration_ms": None,
     }
-    if row is not None:
-        call |= {"effect": row.effect or effect, "duration_ms": row.duration_ms}
-        if row.status != ToolStatus.RUNNING:
-            call |= {"status": row.status, "result": row.result, "error": row.error}
+    if row is None:
+        return call
+    call["duration_ms"] = row.duration_ms
+    # A crash may come between a result and its event; then the result is there all the same, and counts.
+    came = result is not None and not marked(result)
+    if row.status != ToolStatus.RUNNING and (row.was_answered or not came):
+        call |= {"status": row.status, "result": row.result, "error": row.error}
+        call["effect"] = row.effect or effect
     return call
 
 

@@ -5,13 +5,11 @@ commit. The checkpoint is: a step begins only when the one before it is saved. S
 still to do is all that may have been done and will be done again.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langgraph.types import StateSnapshot
+from langchain_core.messages import AIMessage, ToolMessage
 
-from runs import agents
+from runs import agents, saved
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.models import Run, RunEvent, ToolCall
@@ -32,7 +30,8 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
     log_is_complete = await in_thread(_left_in_good_order, run)
     graph = agent.graph_on(checkpoints.reader())
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
-    for call_id, name in _unanswered(list(_messages(state))).items():
+    inside = [message for _, messages in saved.inside(state) for message in messages]
+    for call_id, name in _unanswered([*saved.messages(state), *inside]).items():
         never_began = log_is_complete and call_id in known and known[call_id].effect == Effect.NONE
         if name not in harmless and not never_began:
             return False
@@ -49,15 +48,6 @@ def _left_in_good_order(run: Run) -> bool:
     """Whether all that the run did was logged before it ended."""
     ended = RunEvent.objects.filter(run=run, type=EventType.RUN_INTERRUPTED).first()
     return ended is not None and ended.data.get("reason") == InterruptReason.SHUTDOWN
-
-
-def _messages(state: StateSnapshot) -> Iterator[BaseMessage]:
-    """The messages of the checkpoint, those of the graphs inside an unfinished step included."""
-    if isinstance(state.values, Mapping):
-        yield from state.values.get("messages") or ()
-    for task in state.tasks:
-        if isinstance(task.state, StateSnapshot):
-            yield from _messages(task.state)
 
 
 def _unanswered(messages: list[Any]) -> dict[str, str]:

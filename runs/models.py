@@ -238,6 +238,11 @@ class ToolCall(models.Model):
     def __str__(self) -> str:
         return f"{self.name} {self.status}"
 
+    @property
+    def was_answered(self) -> bool:
+        """Its result arrived, or an error in its place."""
+        return self.status in (ToolStatus.COMPLETED, ToolStatus.FAILED)
+
 
 class Cancellation(models.Model):
     """One cancel operation. It belongs to the session, not to the request that started it."""

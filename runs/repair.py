@@ -29,13 +29,12 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Overwrite, StateSnapshot
 
-from runs import seeds, transcript
+from runs import saved, seeds, transcript
+from runs.saved import MESSAGES
 from runs.sendable import Changes, answered, sendable, without
 from runs.transcript import Transcript
 
 _Graph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
-
-MESSAGES = "messages"
 
 # One is enough, unless writes outside all tasks are pending too, or clearing makes a deferred node ready.
 _ATTEMPTS = 4
@@ -78,7 +77,7 @@ async def repair(
     report = RepairReport()
 
     def with_results(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
-        return answered(without(_messages(state), drop, transcripts, changes), transcripts, changes)
+        return answered(without(saved.messages(state), drop, transcripts, changes), transcripts, changes)
 
     thread = {"thread_id": str(session_id)}
     # A subgraph that keeps a memory of its own keeps its cut calls there, too. It goes first: what it then
@@ -89,17 +88,17 @@ async def repair(
             own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
             remembering = _Thread(graph, subgraph, own)
             await _repair_thread(remembering, with_results, report)
-            elsewhere += _messages(await remembering.state())
+            elsewhere += saved.messages(await remembering.state())
 
     def with_turns(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
         open_steps = set(_pending(state))
-        messages = _messages(state)
+        messages = saved.messages(state)
         return sendable(
             [*seeds.missing(seed, messages), *messages],
             transcripts,
             drop=drop,
             was_under_way=lambda said: _step_of(said) in open_steps,
-            elsewhere=[*elsewhere, *_inside(state)],
+            elsewhere=[*elsewhere, *(message for _, inner in saved.inside(state) for message in inner)],
             changes=changes,
         )
 
@@ -137,7 +136,7 @@ async def _repair_thread(
     channel = thread.graph.channels.get(MESSAGES)
     for attempt in range(_ATTEMPTS):
         state = await thread.state()
-        stored = _messages(await thread.checkpoint(state))
+        stored = saved.messages(await thread.checkpoint(state))
         changes = report.changes if attempt == 0 else Changes()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
         pending = _pending(state)
@@ -158,16 +157,6 @@ async def _repair_thread(
 
 def _values(state: StateSnapshot) -> dict[str, Any]:
     return state.values if isinstance(state.values, dict) else {}
-
-
-def _messages(state: StateSnapshot) -> list[BaseMessage]:
-    return list(_values(state).get(MESSAGES) or ())
-
-
-def _inside(state: StateSnapshot) -> list[BaseMessage]:
-    """The messages of the graphs that run inside the step that is not finished."""
-    nested = [task.state for task in state.tasks if isinstance(task.state, StateSnapshot)]
-    return [message for inner in nested for message in (*_messages(inner), *_inside(inner))]
 
 
 def _pending(state: StateSnapshot) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class KnownCall:
     args: dict[str, Any]
     started: bool  # its tool.started is in the log
     ended: bool  # its end is in the log
+    counted: bool = False  # a run before this one began it, and has it in its statistics
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +44,7 @@ class _Call:
     args: dict[str, Any]
     started: bool = False
     ended: bool = False
+    counted: bool = False
     failure: str | None = None  # it raised, and nobody has put a message in its place yet
 
 
@@ -73,7 +75,9 @@ class ToolTranslation:
         self._count = count
         self._on_result = on_result
         self._calls = {
-            call.id: _Call(call.id, call.message, call.name, call.args, call.started, call.ended)
+            call.id: _Call(
+                call.id, call.message, call.name, call.args, call.started, call.ended, call.counted
+            )
             for call in known
         }
         self._executions: dict[UUID, tuple[str, float]] = {}
@@ -137,6 +141,14 @@ class ToolTranslation:
             self._start(call, node, namespace)
         self._finish(call, message)
 
+    def recover(self, message: ToolMessage) -> None:
+        """A result that was in the checkpoint already: news only if the log lacks it."""
+        call = self._calls.get(clean(message.tool_call_id))
+        if call is None or call.ended:
+            return
+        self._start(call, None, (), counts=not call.counted)
+        self._finish(call, message)
+
     def close(self) -> None:
         """No chunk comes any more: every call that has no end gets the one it deserves."""
         for call in list(self._calls.values()):
@@ -176,13 +188,16 @@ class ToolTranslation:
         )
         return call
 
-    def _start(self, call: _Call, node: str | None, namespace: tuple[str, ...]) -> None:
+    def _start(
+        self, call: _Call, node: str | None, namespace: tuple[str, ...], *, counts: bool = True
+    ) -> None:
         if call.started:
             return
         call.started = True
         data = {"tool_call": call.id, "message": call.message, "name": call.name, "args": call.args}
         self._emit(EventType.TOOL_STARTED, {**data, "node": node, "namespace": list(namespace)})
-        self._count(tool_calls=1)
+        if counts:
+            self._count(tool_calls=1)
 
     def _finish(self, call: _Call, output: Any) -> None:
         message = _message_for(call.id, output)

@@ -12,7 +12,8 @@ neither tools nor models are wrapped. What the log says follows from these rules
   try again or put a message in its place (``runs.tool_translation``).
 - A tool that was run without any message asking for it is logged with ``message`` null, and no message is
   counted for it.
-- What an earlier execution of the run has logged is not logged again (``Known``).
+- What an earlier execution of the run has logged is not logged again (``Known``); what one that was lost
+  had saved and not logged is logged by the one that goes on (``recover``).
 """
 
 from collections.abc import Callable, Iterable
@@ -136,6 +137,16 @@ class Translator:
     def tool_name(self, call_id: str) -> str:
         """The name of the tool of a call."""
         return self._tools.name(call_id)
+
+    # What was there before
+
+    def recover(self, namespace: tuple[str, ...], messages: Iterable[BaseMessage]) -> None:
+        """What a lost execution left in the checkpoint of this turn: told now, as far as the log lacks it."""
+        for message in messages:
+            if isinstance(message, ToolMessage):
+                self._tools.recover(message)
+            elif isinstance(message, AIMessage):
+                self._feed_whole(namespace, None, message)
 
     # Chunks
 

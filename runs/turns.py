@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
-from runs import lifecycle, seeds, transcript
+from runs import lifecycle, saved, seeds, transcript
 from runs.database import in_thread
 from runs.models import Run, RunEvent
 from runs.repair import repair
@@ -82,6 +82,29 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     return Command(resume=given) if given else None
 
 
+async def left_behind(
+    graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn
+) -> list[tuple[saved.Namespace, list[BaseMessage]]]:
+    """What the checkpoint holds of a turn that resumes, by the namespace of the graph that said it.
+
+    A step is saved before its events are committed, so a crash may leave there what no log has.
+    """
+    if turn.run.resumes_id is None:
+        return []
+    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}}, subgraphs=True)
+    found = [((), saved.messages(state)), *saved.inside(state)]
+    return [(namespace, _of_turn(turn, messages)) for namespace, messages in found]
+
+
+def _of_turn(turn: Turn, messages: list[BaseMessage]) -> list[BaseMessage]:
+    """What follows the turn's user message. A graph inside that was not given it may remember earlier turns;
+    of its messages only the results of tools can be told to be of this one."""
+    begin = next((i for i, message in enumerate(messages) if message.id == said_to(turn)), None)
+    if begin is None:
+        return [message for message in messages if isinstance(message, ToolMessage)]
+    return messages[begin:]
+
+
 def said_to(turn: Turn) -> str:
     """The id of the turn's user message in the graph."""
     return turn.said.user.id
@@ -112,7 +135,15 @@ def _known(run: Run, said: Transcript) -> Known:
         # An open call of a resumed run is begun again by this one, and logged as begun.
         is_own = run.resumes_id is None or not call.is_open
         calls.append(
-            KnownCall(call.id, call.message, call.name, call.args, call.started and is_own, not call.is_open)
+            KnownCall(
+                call.id,
+                call.message,
+                call.name,
+                call.args,
+                started=call.started and is_own,
+                ended=not call.is_open,
+                counted=call.started,
+            )
         )
     last: Sequence[Any] = said.messages[-1:]
     return Known(

@@ -14,6 +14,7 @@ from runs import agents, lifecycle, operations, recovery
 from runs.checkpoints import FencedSaver
 from runs.database import in_thread
 from runs.errors import NotInterrupted
+from runs.events import RunLog
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
 from runs.worker import Supervisor, process_checkpoints
 from tests.fakes import SHAPES, Failure, Hold, Round, call, calls, numbered, say, text
@@ -417,32 +418,57 @@ async def results(stage):
     return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
 
 
-async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch):
+@pytest.mark.parametrize("last", [None, "tool.started"])
+@pytest.mark.parametrize("decision", ["resume", "dismiss"])
+async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch, last, decision):
     """The log is written after the fact: the last moments before a crash may be in the checkpoint alone."""
     stage.script.add(call("mark", x="1"), Round(Hold("second"), text("Never said.")))
-    deaf = asyncio.Event()
+    emit, count = RunLog.emit, RunLog.count
+    logged = []
 
-    async def step(writer):
-        await deaf.wait()
+    def is_lost():
+        return last is None or last in logged
 
-    run_id = None
-    monkeypatch.setattr("runs.events.EventWriter.step", step)
+    def emit_until(log, type, data):
+        if not is_lost():
+            logged.append(type)
+            emit(log, type, data)
+
+    def count_until(log, **deltas):
+        if not is_lost() or deltas == {"tool_calls": 1}:  # counted right behind its event
+            count(log, **deltas)
+
+    monkeypatch.setattr(RunLog, "emit", emit_until)
+    monkeypatch.setattr(RunLog, "count", count_until if last else lambda log, **deltas: None)
     run_id = await stage.start()
     await stage.script.gate("second").reached()
+    for execution in Supervisor.current.executions.values():
+        await execution._log.flush()
     await servers.crash()
     monkeypatch.undo()
-    assert [e.type for e in await log_of(run_id)] == ["run.queued", "run.started"]
+    assert [e.type for e in await log_of(run_id)][-1] == (last or "run.started")
     await servers.start()
     await interrupted(run_id)
     stage.script.clear()
 
-    ended = await resumed(stage, run_id)
+    if decision == "resume":
+        ended = await resumed(stage, run_id)
+        assert ended.status == "completed", ended.error_message
+        assert "tool.completed" in [e.type for e in await log_of(ended.id)]
+    else:
+        await in_thread(operations.dismiss, stage.owner, run_id)
+        await stage.assert_next_completes()
 
-    assert ended.status == "completed", ended.error_message
     assert stage.marks.read() == ["1"]
-    assert [m["text"] for m in await stage.history()] == ["go", "", "All right."]
-    await stage.assert_sendable()
-    await stage.assert_next_completes()
+    history = await stage.history()
+    assert [m["text"] for m in history][:2] == ["go", ""]
+    [told] = history[1]["tool_calls"]
+    assert (told["status"], told["result"], told["effect"]) == ("completed", "marked 1", "done")
+    if decision == "resume":
+        assert [m["text"] for m in history] == ["go", "", "All right."]
+        assert (await snapshot(stage))["statistics"]["tool_calls"] == 1
+        await stage.assert_sendable()
+        await stage.assert_next_completes()
 
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss"])

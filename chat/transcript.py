@@ -1,7 +1,6 @@
 """A session's history in the shape the page shows it: turns, each with its messages and its ending."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,7 @@ from asgiref.sync import async_to_sync
 from runs import operations
 from runs.models import Run
 from runs.operations import Actor, Data, Id
-from runs.states import Resolution, RunStatus
+from runs.states import Resolution, RunStatus, SessionStatus
 
 PAGE = 200  # messages on a page before the reader asks for all
 TURN = 40  # messages that are read for one turn before it is looked for in all
@@ -34,7 +33,7 @@ class Turn:
     questions: list[Question] = field(default_factory=list)  # open ones only
     answered: bool = False  # waiting, and the answer is stored already
     words: str = ""  # the user's, for editing and sending again
-    latest: bool = False
+    is_open: bool = False  # to a decision: resume, retry, dismiss, or to be said again
 
     @property
     def needs_button(self) -> bool:
@@ -65,7 +64,7 @@ def read(actor: Actor, session_id: Id, *, limit: int | None = PAGE) -> Transcrip
     messages, latest = history["messages"], history["run"]
     return Transcript(
         session=history["session"],
-        turns=_turns(actor, session_id, messages, latest),
+        turns=_turns(actor, history),
         cursor=_cursor(latest),
         complete=limit is None or len(messages) < limit,
     )
@@ -99,16 +98,22 @@ def _cursor(latest: Data | None) -> tuple[str, int] | None:
     return latest["id"], 0 if latest["position"] is None else latest["last_seq"]
 
 
-def _turns(actor: Actor, session_id: Id, messages: Sequence[Data], latest: Data | None) -> list[Turn]:
+def _turns(actor: Actor, history: Data) -> list[Turn]:
+    session, messages, latest = history["session"], history["messages"], history["run"]
     shown = {message["run"] for message in messages if message["run"]}
     if latest is not None and latest["resolution"] != Resolution.RETRIED:
         shown.add(latest["id"])
-    runs = operations.runs_of(actor, session_id).filter(id__in=shown, position__isnull=False)
+    runs = operations.runs_of(actor, session["id"]).filter(id__in=shown, position__isnull=False)
     rows = list(runs.order_by("position"))
     represented = {run["id"]: run for run in operations.represent_runs(rows)}
     if latest is not None and latest["id"] in represented:
         represented[latest["id"]] = latest  # the one that was read together with the messages
-    turns = {str(row.id): _turn(row, represented[str(row.id)], latest) for row in rows}
+    turns = {str(row.id): _turn(row, represented[str(row.id)]) for row in rows}
+    for turn in turns.values():
+        if session["status"] == SessionStatus.INTERRUPTED:
+            turn.is_open = turn.run["status"] == RunStatus.INTERRUPTED and turn.run["resolution"] is None
+        else:
+            turn.is_open = latest is not None and turn.run["id"] == latest["id"]
     place = next(iter(turns.values()), None)
     for message in messages:
         if message["run"] in turns:
@@ -120,8 +125,8 @@ def _turns(actor: Actor, session_id: Id, messages: Sequence[Data], latest: Data 
     return list(turns.values())
 
 
-def _turn(row: Run, run: Data, latest: Data | None) -> Turn:
-    turn = Turn(run=run, words=row.input, latest=latest is not None and run["id"] == latest["id"])
+def _turn(row: Run, run: Data) -> Turn:
+    turn = Turn(run=run, words=row.input)
     if run["status"] == RunStatus.WAITING:
         turn.answered = row.answers is not None
         turn.questions = [_question(name, value) for name, (_, value) in open_questions(row).items()]

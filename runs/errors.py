@@ -72,7 +72,7 @@ class NotWaiting(Conflict):
 
 
 class NotInterrupted(Conflict):
-    """This run is not the session's latest interrupted run, or something was decided about it already."""
+    """This is not the run that waits for a decision, or something was decided about it already."""
 
     code = "not_interrupted"
 

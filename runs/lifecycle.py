@@ -13,6 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from runs import (
@@ -170,10 +171,16 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
 
 
 def unresolved_interruption(session: Session) -> Run | None:
-    """The session's latest run, if it is interrupted and nobody has decided about it."""
-    return Run.objects.filter(
-        session=session, position=session.last_position, status=RunStatus.INTERRUPTED, resolution__isnull=True
-    ).first()
+    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
+
+    It need not be the latest: what was queued behind it and cancelled there has ended after it.
+    """
+    return undecided().filter(session=session).first()
+
+
+def undecided() -> QuerySet[Run]:
+    """Interrupted runs about which nobody has decided, at most one of a session."""
+    return Run.objects.filter(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 
 
 # Questions
@@ -337,16 +344,21 @@ def time_out_cancellation(cancellation_id: UUID) -> bool:
 
 
 def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
-    """Decide about the latest run of a locked session, once. Raises NotInterrupted.
+    """Decide about a run of a locked session, once. Raises NotInterrupted.
 
-    A retry takes back the whole turn, also what earlier runs of it did, and it may be decided on any
-    ending, even on one that was dismissed.
+    While an interrupted run waits for a decision, that one alone. Otherwise a retry may be decided on any
+    ending of the latest run, even on one that was dismissed; it takes back the whole turn, also what earlier
+    runs of it did.
     """
     run = Run.objects.select_for_update().get(id=run_id)
     retried = resolution == Resolution.RETRIED
-    decided = run.resolution is not None and not (retried and run.resolution == Resolution.DISMISSED)
-    allowed = TERMINAL if retried else (RunStatus.INTERRUPTED,)
-    if decided or run.status not in allowed or run.position != session.last_position:
+    undecided = unresolved_interruption(session)
+    if undecided is not None:
+        is_open = run.id == undecided.id
+    else:
+        is_latest = run.position == session.last_position and run.status in TERMINAL
+        is_open = retried and is_latest and run.resolution in (None, Resolution.DISMISSED)
+    if not is_open:
         raise NotInterrupted
     if retried:
         turn = Run.objects.filter(session=session, message_id=run.message_id)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Exists, F, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from runs import admission, agents, dispatch, interruptions, lifecycle, liveness
@@ -93,9 +93,7 @@ def _offer_waiting_sessions(swept: Swept) -> None:
     of_session = Run.objects.filter(session=OuterRef("pk"))
     answered = of_session.filter(status=RunStatus.WAITING, answers__isnull=False)
     occupied = of_session.filter(Q(status=RunStatus.RUNNING) | Q(status=RunStatus.WAITING))
-    undecided = of_session.filter(
-        status=RunStatus.INTERRUPTED, resolution__isnull=True, position=OuterRef("last_position")
-    )
+    undecided = lifecycle.undecided().filter(session=OuterRef("pk"))
     queued = of_session.filter(status=RunStatus.QUEUED)
     waiting = Session.objects.filter(
         Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
@@ -111,12 +109,7 @@ def _offer_waiting_sessions(swept: Swept) -> None:
 def _undecided() -> list[Run]:
     """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
     by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
-    interrupted = Run.objects.filter(
-        session__agent__in=by_policy,
-        status=RunStatus.INTERRUPTED,
-        resolution__isnull=True,
-        position=F("session__last_position"),
-    )
+    interrupted = lifecycle.undecided().filter(session__agent__in=by_policy)
     return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
 
 

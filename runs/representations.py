@@ -27,7 +27,6 @@ STATUS = {
             session=OuterRef("pk"),
             status=RunStatus.INTERRUPTED,
             resolution__isnull=True,
-            position=OuterRef("last_position"),
         )
     ),
 }

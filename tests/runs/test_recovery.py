@@ -498,6 +498,38 @@ async def test_a_checkpoint_older_than_the_log(stage, servers, decision):
     await stage.assert_sendable()
 
 
+@pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])
+async def test_line_37_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
+    """What was queued behind the lost run and cancelled there has ended after it, but has not taken its place."""
+    run_id = await cut_in_answer(stage)
+    queued = await stage.start("never mind", multitask="enqueue")
+    await servers.crash()
+    await servers.start()
+    await interrupted(run_id)
+    stage.script.clear()
+
+    assert (await stage.cancel(queued))["outcome"] == "cancelled"
+
+    assert (await snapshot(stage))["status"] == "interrupted"
+    with pytest.raises(NotInterrupted):
+        await in_thread(operations.retry, stage.owner, queued)
+    if decision == "dismiss":
+        await in_thread(operations.dismiss, stage.owner, run_id)
+    elif decision == "message":
+        await stage.assert_next_completes("something else")
+    else:
+        following = await in_thread(getattr(operations, decision), stage.owner, run_id)
+        assert (await terminal(following["id"])).status == "completed"
+    assert (await snapshot(stage))["status"] == "idle"
+    await stage.assert_next_completes()
+    await stage.assert_sendable()
+    history = [m["text"] for m in await stage.history() if m["role"] == "user"]
+    begun = {"retry": ["never mind", "go"], "message": ["go", "never mind", "something else"]}
+    assert history == [*begun.get(decision, ["go", "never mind"]), "and now?"]
+    asked = [m["content"] for m in stage.provider.calls[-1].messages if m["role"] == "user"]
+    assert asked == history
+
+
 # Policies
 
 

@@ -15,6 +15,7 @@
     ├── QueueFull            429
     └── Unavailable          503
     Fenced                   internal: a write of an execution that does not own its run any more
+    HistoryIsFinal           internal: a change of what is only ever added to and read
 
 ``code`` is the word of the wire contract and ``status`` its HTTP status; the docstring is the
 default message, written for the person who reads it.
@@ -119,3 +120,7 @@ class Unavailable(EngineError):
 
 class Fenced(Exception):
     """The execution does not own its run any more; nothing it writes is kept."""
+
+
+class HistoryIsFinal(Exception):
+    """Audit entries are added and read, never changed or deleted."""

@@ -1,12 +1,14 @@
 """The durable facts of the engine. The constraints here are the invariants that a database can hold."""
 
 import uuid
+from typing import Any, NoReturn
 
 from django.conf import settings
 from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from runs.errors import HistoryIsFinal
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -44,7 +46,10 @@ class Session(models.Model):
     class Meta:
         indexes = [
             models.Index(fields=["owner", "-updated_at", "id"], name="session_owner_recent"),
+            models.Index(fields=["-updated_at", "-id"], name="session_recent"),
+            models.Index(fields=["agent"], name="session_agent"),
         ]
+        default_permissions = ("view", "delete")
 
     def __str__(self) -> str:
         return self.title or str(self.id)
@@ -74,6 +79,9 @@ class Worker(models.Model):
     active_runs = models.PositiveIntegerField(default=0)
     stragglers = models.PositiveIntegerField(default=0)
     leaving = models.BooleanField(default=False)
+
+    class Meta:
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
@@ -180,11 +188,17 @@ class Run(models.Model):
             models.Index(fields=["session", "status", "line"], name="run_queue"),
             models.Index(fields=["worker"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"),
             models.Index(fields=["status", "created_at"], condition=Q(status__in=ACTIVE), name="run_active"),
-            models.Index(fields=["-created_at"], name="run_recent"),
+            models.Index(fields=["-created_at", "-id"], name="run_newest"),
+            models.Index(fields=["status", "-created_at", "-id"], name="run_newest_by_status"),
         ]
+        default_permissions = ("view",)  # of everybody's; one's own need none
         permissions = [
+            ("cancel_run", "Can cancel anybody's run"),
             ("force_cancel_run", "Can end any run without its worker"),
             ("reconcile_run", "Can bring a stuck run into order"),
+            ("resume_run", "Can resume anybody's interrupted run"),
+            ("dismiss_run", "Can dismiss anybody's interrupted run"),
+            ("read_chats", "Can read what others and their agents have said"),
         ]
 
     def __str__(self) -> str:
@@ -212,6 +226,7 @@ class RunEvent(models.Model):
                 fields=["run"], condition=Q(type=EventType.MESSAGE_COMPLETED), name="event_completed_message"
             ),
         ]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.run_id}:{self.seq} {self.type}"
@@ -234,6 +249,10 @@ class ToolCall(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="one_row_per_tool_call")]
+        indexes = [
+            models.Index(fields=["run"], condition=Q(effect=Effect.UNKNOWN), name="call_of_unknown_effect"),
+        ]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.name} {self.status}"
@@ -277,10 +296,25 @@ class Cancellation(models.Model):
             models.Index(
                 fields=["accepted_at"], condition=Q(settled_at__isnull=True), name="cancellation_unsettled"
             ),
+            models.Index(fields=["-accepted_at", "-id"], name="cancellation_newest"),
         ]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.run_id} {self.outcome or 'pending'}"
+
+
+class AuditLog(models.QuerySet["AuditEntry"]):
+    """Entries are added and read. What else a query could do to them is refused."""
+
+    def update(self, **values: Any) -> NoReturn:
+        raise HistoryIsFinal
+
+    def bulk_update(self, *args: Any, **options: Any) -> NoReturn:
+        raise HistoryIsFinal
+
+    def delete(self) -> NoReturn:
+        raise HistoryIsFinal
 
 
 class AuditEntry(models.Model):
@@ -293,12 +327,26 @@ class AuditEntry(models.Model):
     reason = models.CharField(max_length=500, blank=True, default="")
     details = models.JSONField(default=dict)
 
+    objects = AuditLog.as_manager()
+
     class Meta:
         verbose_name_plural = "audit entries"
-        indexes = [models.Index(fields=["-at"], name="audit_recent")]
+        indexes = [
+            models.Index(fields=["-at", "-id"], name="audit_newest"),
+            models.Index(fields=["target"], name="audit_target"),
+        ]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.actor} {self.action} {self.target}"
+
+    def save(self, *args: Any, **options: Any) -> None:
+        if not self._state.adding:
+            raise HistoryIsFinal
+        super().save(*args, **options)
+
+    def delete(self, *args: Any, **options: Any) -> NoReturn:
+        raise HistoryIsFinal
 
 
 class DailyTotal(models.Model):
@@ -319,6 +367,7 @@ class DailyTotal(models.Model):
         constraints = [
             models.UniqueConstraint(fields=["day", "agent", "status"], name="one_total_per_day_agent_status")
         ]
+        default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.day} {self.agent} {self.status}"

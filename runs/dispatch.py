@@ -7,7 +7,7 @@ decides who executes what.
 from typing import Protocol
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 
 
 class Executor(Protocol):
@@ -41,6 +41,9 @@ def offer(session_id: UUID) -> None:
 
 def seal(run_id: UUID) -> None:
     """Before a run is taken from a live execution: the checkpoint file of SQLite cannot see a run's status,
-    so the gate of its one process is closed by hand. On PostgreSQL the run's row is the fence."""
+    so the gate of its one process is closed by hand. On PostgreSQL the run's row is the fence, and a write
+    that has begun may be waiting for our lock on it."""
+    if connection.vendor != "sqlite":
+        return
     for executor in _executors:
         executor.seal(run_id)

@@ -152,6 +152,7 @@ if DATABASE is not None:
         },
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+MIGRATION_MODULES = {"knox": None}  # its migrations make the table that chat.ApiToken takes the place of
 CHECKPOINT_PATH = DATA_DIR / "checkpoints.sqlite3"  # the messages; with PostgreSQL they are in the database
 
 CHANNEL_LAYERS: dict[str, dict[str, Any]]

@@ -118,16 +118,17 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
-        active = list(Run.objects.filter(session=session, status__in=ACTIVE))
+        concerned = list(Run.objects.filter(lifecycle.CONCERNED, session=session))
+        active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
             raise RunActive
         if turn.multitask is Multitask.INTERRUPT:
             _cancel_all(session, active, actor)
         else:
             _check_queue(session, active)
-        interrupted = lifecycle.unresolved_interruption(session)
-        if interrupted is not None:
-            lifecycle.resolve(session, interrupted.id, Resolution.DISMISSED)
+        for interrupted in concerned:
+            if interrupted.status == RunStatus.INTERRUPTED:
+                lifecycle.resolve(session, interrupted.id, Resolution.DISMISSED)
         if not session.title:
             session.title, session.title_source = title_from_words(turn.text), TitleSource.WORDS
         return lifecycle.enqueue(

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,8 +20,6 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
-from django.db.models import F
-from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from runs import bus, calls, metrics
@@ -73,16 +71,16 @@ def publish(
     )
 
 
-def record(run: Run, entries: Iterable[Entry]) -> None:
+def record(run: Run, entries: Iterable[Entry], at: datetime | None = None) -> None:
     """Append events to a locked run inside the current transaction; sets ``run.last_seq``, the caller saves.
 
-    They are published after the commit, once the run has a position: before that it is no part of its
-    session's stream.
+    A new run may be saved behind its events: the database looks at the commit. They are published after it,
+    once the run has a position: before that it is no part of its session's stream.
     """
-    now = timezone.now()
+    now = at or timezone.now()
     first = run.last_seq + 1
     rows = [
-        RunEvent(run=run, seq=seq, type=type, data=data, at=now)
+        RunEvent(run_id=run.id, seq=seq, type=type, data=data, at=now)
         for seq, (type, data) in enumerate(entries, start=first)
     ]
     if not rows:
@@ -382,7 +380,8 @@ def _encode_entry(data: dict[str, Any] | _Delta) -> str:
     return encode(data)
 
 
-_COUNTED = ("message_count", "llm_calls", "tool_calls", "open_input_tokens")
+_COUNTED = ("message_count", "llm_calls", "tool_calls", "open_input_tokens", "open_output_tokens")
+_UNKNOWN_AT_FIRST = ("input_tokens", "output_tokens")
 
 
 def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
@@ -390,7 +389,7 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
     now = timezone.now()
     outcomes: list[Written] = []
     inserts: list[tuple[Any, ...]] = []
-    updates: list[tuple[Any, ...]] = []
+    updates: dict[str, list[tuple[Any, ...]]] = defaultdict(list)  # by what they add to
     adapt_uuid = Run._meta.pk.get_db_prep_value
     at = connection.ops.adapt_datetimefield_value(now)
     with transaction.atomic():
@@ -418,10 +417,9 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
             inserts += [
                 (key, seq, type, data, at) for seq, (type, data) in enumerate(part.encoded, start=part.first)
             ]
-            updates.append((last_seq + len(part.encoded), at, part.counts["open_output_tokens"], key))
+            columns, values = _increments(part.counts)
+            updates[columns].append((last_seq + len(part.encoded), at, *values, key))
             calls.project_encoded(log.run_id, part.encoded, now)
-            if increments := _increments(part.counts):
-                Run.objects.filter(id=log.run_id).update(**increments)
         # Plain statements: this is the path each token takes, and the ORM costs several times as much.
         with connection.cursor() as cursor:
             if inserts:
@@ -429,22 +427,31 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
                     "INSERT INTO runs_runevent (run_id, seq, type, data, at) VALUES (%s, %s, %s, %s, %s)",
                     inserts,
                 )
-            if updates:
+            for columns, rows_of in updates.items():
                 cursor.executemany(
-                    "UPDATE runs_run SET last_seq = %s, last_event_at = %s, batches = batches + 1,"
-                    " open_output_tokens = open_output_tokens + %s WHERE id = %s",
-                    updates,
+                    f"UPDATE runs_run SET last_seq = %s, last_event_at = %s, batches = batches + 1{columns}"  # noqa: S608 - names of columns, from below
+                    " WHERE id = %s",
+                    rows_of,
                 )
     return outcomes
 
 
-def _increments(counts: Counter[str]) -> dict[str, Any]:
-    changes: dict[str, Any] = {name: F(name) + counts[name] for name in _COUNTED if counts[name]}
-    for name in ("input_tokens", "output_tokens"):
+def _increments(counts: Counter[str]) -> tuple[str, list[Any]]:
+    """The SET clauses that add these counts, each behind a comma, and their parameters."""
+    clauses: list[str] = []
+    values: list[Any] = []
+    for name in _COUNTED:
+        if counts[name]:
+            clauses.append(f", {name} = {name} + %s")
+            values.append(counts[name])
+    for name in _UNKNOWN_AT_FIRST:
         if name in counts:
-            changes[name] = Coalesce(F(name), 0) + counts[name]
-    if counts["tokens_estimated"]:
-        changes["tokens_estimated"] = True
+            clauses.append(f", {name} = COALESCE({name}, 0) + %s")
+            values.append(counts[name])
     if "first_token_ms" in counts:
-        changes["first_token_ms"] = Coalesce(F("first_token_ms"), counts["first_token_ms"])
-    return changes
+        clauses.append(", first_token_ms = COALESCE(first_token_ms, %s)")
+        values.append(counts["first_token_ms"])
+    if counts["tokens_estimated"]:
+        clauses.append(", tokens_estimated = %s")
+        values.append(True)
+    return "".join(clauses), values

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from runs import (
@@ -31,7 +31,6 @@ from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.states import (
     ACTIVE,
-    OCCUPYING,
     TERMINAL,
     TERMINAL_EVENT,
     CancelOutcome,
@@ -59,6 +58,11 @@ class Error:
 
     code: ErrorCode
     message: str  # a sentence a person can read
+
+
+_UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+# What decides who comes next in a session: its active runs, and the one that waits for a decision.
+CONCERNED = Q(status__in=ACTIVE) | _UNDECIDED
 
 
 @contextmanager
@@ -109,12 +113,12 @@ def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
     """Admit a new run to a locked session: durable, with its user message, and last in line (or first)."""
     session.last_line += 1
     run.session = session
+    run.agent = session.agent
     run.line = -session.last_line if head else session.last_line
     run.status = RunStatus.QUEUED
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
+    events.record(run, [_queued(run)], run.created_at)
     run.save(force_insert=True)
-    events.record(run, [(EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input})])
-    run.save()
     notices.touch(session)
     dispatch.request(session.id)
     return run
@@ -134,19 +138,10 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
             worker = Worker.objects.filter(id=worker_id).first()
             if worker is None:
                 return None  # taken for dead; it has to sign on again first
-            occupying = Run.objects.select_for_update().filter(session=session, status__in=OCCUPYING).first()
-            if occupying is not None:
-                if occupying.status != RunStatus.WAITING or occupying.answers is None:
-                    return None
-                run = occupying
-            else:
-                if unresolved_interruption(session) is not None:
-                    return None
-                first = Run.objects.select_for_update().filter(session=session, status=RunStatus.QUEUED)
-                candidate = first.order_by("line").first()
-                if candidate is None:
-                    return None
-                run = candidate
+            run_id = _next_in_line(session)
+            if run_id is None:
+                return None
+            run = Run.objects.select_for_update().get(id=run_id)
             now = timezone.now()
             first_claim = run.status == RunStatus.QUEUED
             run.status = RunStatus.RUNNING
@@ -162,12 +157,22 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
                     "retries": _id(run.retries_id),
                 }
                 events.record(run, [(EventType.RUN_STARTED, started)])
-            run.save()
+            run.save_changes()
             run.session = session
             notices.touch(session)
             return run
     except NotFound:
         return None
+
+
+def _next_in_line(session: Session) -> UUID | None:
+    """The run of a locked session that may be claimed now."""
+    concerned = Run.objects.filter(CONCERNED, session=session)
+    line = list(concerned.order_by("line").values_list("id", "status", "answers"))
+    for run_id, status, answers in line:
+        if status != RunStatus.QUEUED:
+            return run_id if status == RunStatus.WAITING and answers is not None else None
+    return line[0][0] if line else None
 
 
 def unresolved_interruption(session: Session) -> Run | None:
@@ -180,7 +185,7 @@ def unresolved_interruption(session: Session) -> Run | None:
 
 def undecided() -> QuerySet[Run]:
     """Interrupted runs about which nobody has decided, at most one of a session."""
-    return Run.objects.filter(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+    return Run.objects.filter(_UNDECIDED)
 
 
 # Questions
@@ -199,7 +204,7 @@ def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Re
         run.answers = None
         statistics.pause(run, timezone.now())
         events.record(run, [(EventType.RUN_WAITING, {"questions": run.questions})])
-        run.save()
+        run.save_changes()
         notices.touch(session)
         return Result.DONE
 
@@ -215,7 +220,7 @@ def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
         run.answers = dict(answers)
         run.answered_by = by
         events.record(run, [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})])
-        run.save()
+        run.save_changes()
         notices.touch(session)
         dispatch.request(session.id)
         return run
@@ -277,7 +282,7 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
         if operation is None or operation.run_id != run.id:
             now = timezone.now()
             run.cancel_requested_at = run.cancel_requested_at or now
-            run.save()
+            run.save_changes()
             operation = cancellation.accept(session, run, at=now, **who)
         if run.worker is None or liveness.is_dead(run.worker):
             _end(session, run, RunStatus.CANCELLED, outcome=CancelOutcome.RECONCILED)
@@ -366,7 +371,7 @@ def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
         run.refresh_from_db()
     else:
         run.resolution = resolution
-        run.save()
+        run.save_changes()
     notices.touch(session)
     dispatch.request(session.id)
     return run
@@ -446,7 +451,7 @@ def _end(
     if reason is not None:
         terminal["reason"] = reason
     events.record(run, [*closing, (TERMINAL_EVENT[status], terminal)])
-    run.save()
+    run.save_changes()
     metrics.run_ended(run)
     notices.touch(session)
     if Run.objects.filter(session=session, status=RunStatus.QUEUED).exists():
@@ -496,9 +501,13 @@ def _leave_queue(session: Session, run: Run) -> None:
     """Give the run its place in the session's stream, and tell what was recorded before it had one."""
     session.last_position += 1
     run.position = position = session.last_position
-    queued = run.events.get(seq=1)
-    told = [(queued.type, events.wire(run.id, 1, queued.type, events.encode(queued.data), queued.at))]
+    type, data = _queued(run)
+    told = [(type, events.wire(run.id, 1, type, events.encode(data), run.created_at))]
     transaction.on_commit(lambda: events.publish(run.session_id, run.id, position, 1, told))
+
+
+def _queued(run: Run) -> events.Entry:
+    return EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input}
 
 
 def _id(value: UUID | None) -> str | None:

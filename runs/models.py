@@ -1,7 +1,8 @@
 """The durable facts of the engine. The constraints here are the invariants that a database can hold."""
 
 import uuid
-from typing import Any, NoReturn
+from collections.abc import Collection
+from typing import Any, NoReturn, Self
 
 from django.conf import settings
 from django.db import models
@@ -95,6 +96,8 @@ class Run(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     session = models.ForeignKey(Session, models.CASCADE, related_name="runs")
+    # The session's, which never changes: a day's figures would have to read each session for it.
+    agent = models.CharField(max_length=100, editable=False)
     # Order among the queued: a resuming or retrying run takes a negative line and so the head.
     line = models.BigIntegerField()
     # Order of the session's stream, given when the run leaves the queue.
@@ -130,6 +133,8 @@ class Run(models.Model):
     # The history of the session's checkpoint contains this run wholly and in a sendable form.
     repaired = models.BooleanField(default=False)
     last_seq = models.PositiveIntegerField(default=0)
+    # The last event that compaction took out of the log; 0 if there was none to take, null before it.
+    compacted_to = models.PositiveIntegerField(null=True)
 
     created_at = models.DateTimeField(default=timezone.now)
     started_at = models.DateTimeField(null=True)
@@ -148,8 +153,10 @@ class Run(models.Model):
     first_token_ms = models.PositiveIntegerField(null=True)
     duration_ms = models.PositiveBigIntegerField(default=0)
 
-    # No column: admission found this run by its idempotency key and did not admit it now.
+    # No columns. Admission found this run by its idempotency key and did not admit it now:
     was_there = False
+    # What the row held when it was read:
+    _stored: dict[str, Any]
 
     class Meta:
         constraints = [
@@ -190,6 +197,12 @@ class Run(models.Model):
             models.Index(fields=["status", "created_at"], condition=Q(status__in=ACTIVE), name="run_active"),
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
             models.Index(fields=["status", "-created_at", "-id"], name="run_newest_by_status"),
+            # Has all that a day's figures are made of, so that the rows need not be read.
+            models.Index(
+                fields=["finished_at", "agent", "status", "input_tokens", "output_tokens"],
+                condition=Q(finished_at__isnull=False),
+                name="run_figures",
+            ),
         ]
         default_permissions = ("view",)  # of everybody's; one's own need none
         permissions = [
@@ -203,6 +216,21 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return f"{self.id} {self.status}"
+
+    @classmethod
+    def from_db(
+        cls, db: str | None, field_names: Collection[str], values: Collection[Any], **options: Any
+    ) -> Self:
+        run = super().from_db(db, field_names, values, **options)
+        run._stored = dict(zip(field_names, values, strict=True))
+        return run
+
+    def save_changes(self) -> None:
+        """Write what differs from what was read; a whole row costs several times as much."""
+        changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
+        if changed:
+            self.save(update_fields=changed)
+            self._stored |= {name: getattr(self, name) for name in changed}
 
     @property
     def is_terminal(self) -> bool:

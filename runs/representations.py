@@ -114,12 +114,10 @@ def summary(session: Session) -> Data:
 def runs(page: Sequence[Run]) -> list[Data]:
     """Run for each, in a fixed number of queries."""
     latest: dict[UUID, Cancellation] = {}
-    for operation in (
-        Cancellation.objects.filter(run__in=[run.id for run in page])
-        .select_related("requested_by")
-        .order_by("accepted_at")
-    ):
-        latest[operation.run_id] = operation
+    # Every acceptance leaves its mark on the run, so where there is none, nothing need be looked for.
+    if asked := [run.id for run in page if run.cancel_requested_at is not None]:
+        operations = Cancellation.objects.filter(run__in=asked).select_related("requested_by")
+        latest = {operation.run_id: operation for operation in operations.order_by("accepted_at")}
     return [_run(run, latest.get(run.id)) for run in page]
 
 

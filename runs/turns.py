@@ -36,8 +36,9 @@ class Turn:
 def load(run_id: UUID) -> Turn:
     """Read the turn of a run that was just claimed."""
     run = Run.objects.select_related("session").get(id=run_id)
-    said = read(run)
     continues = run.resumes_id is not None or run.answers is not None
+    # One that has just begun has said nothing yet.
+    said = read(run) if continues or run.claim > 1 else transcript.read(run, ())
     turn = Turn(run, said, continues, _known(run, said), seeds.pending(run.session))
     if not continues:
         _load_earlier(turn)

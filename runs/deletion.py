@@ -1,28 +1,60 @@
-"""Deleting a session: end it, take its log and checkpoints, keep the books."""
+"""Deleting a session or a whole account: end what is active, take logs and checkpoints, keep the books.
+
+A single run cannot be deleted: what was said in it stands in the checkpoints of every later turn of its
+session, and there is no taking it out of those for any graph.
+"""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
+from django.contrib.auth import get_user_model
+from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
 from runs import lifecycle, notices
+from runs.checkpoints import Checkpoints
 from runs.database import in_thread
-from runs.models import AuditEntry, DailyTotal, Run
+from runs.errors import NotFound
+from runs.models import AuditEntry, DailyTotal, Run, Session
 from runs.states import ACTIVE, CancelSource
 from runs.worker import Supervisor, process_checkpoints
 
 _SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
+# Of an account this many sessions are looked up at a time.
+_BATCH = 200
 
 
 async def delete(session_id: UUID, actor: Any, reason: str) -> None:
     """Force-cancel what is active, delete the rows, then the checkpoints. Raises NotFound."""
+    async with process_checkpoints() as checkpoints:
+        await _delete_session(session_id, actor, reason, checkpoints)
+
+
+async def delete_user(user_id: Any, actor: Any, reason: str) -> None:
+    """Deactivate an account, delete each of its sessions, then the account itself. Raises NotFound.
+
+    Each session is a transaction of its own, so an account of any size blocks nobody, and what breaks off
+    can be done again.
+    """
+    await in_thread(_deactivate, user_id)
+    sessions = 0
+    async with process_checkpoints() as checkpoints:
+        while not await in_thread(_delete_account, user_id, actor, reason, sessions):
+            for session_id in await in_thread(_sessions_of, user_id):
+                with suppress(NotFound):  # its owner was faster
+                    await _delete_session(session_id, actor, reason, checkpoints)
+                    sessions += 1
+
+
+async def _delete_session(session_id: UUID, actor: Any, reason: str, checkpoints: Checkpoints) -> None:
     await in_thread(_delete_rows, session_id, actor, reason)
     if Supervisor.current is not None:
         await Supervisor.current.forget_session(session_id)
-    async with process_checkpoints() as checkpoints:
-        await checkpoints.delete([session_id])
+    await checkpoints.delete([session_id])
 
 
 def _delete_rows(session_id: UUID, actor: Any, reason: str) -> None:
@@ -31,7 +63,7 @@ def _delete_rows(session_id: UUID, actor: Any, reason: str) -> None:
             lifecycle.force_cancel(
                 run.id, source=CancelSource.SYSTEM, reason="The session was deleted.", requested_by=actor
             )
-        runs = list(Run.objects.filter(session=session))
+        runs = list(Run.objects.filter(session=session).only("finished_at", "status", *_SUMMED))
         _keep_totals(session.agent, runs)
         AuditEntry.objects.create(
             actor=actor.get_username(),
@@ -44,7 +76,7 @@ def _delete_rows(session_id: UUID, actor: Any, reason: str) -> None:
         session.delete()
 
 
-def _keep_totals(agent: str, runs: list[Run]) -> None:
+def _keep_totals(agent: str, runs: Sequence[Run]) -> None:
     totals: dict[tuple[Any, str], Counter[str]] = defaultdict(Counter)
     for run in runs:
         if run.finished_at is None:
@@ -57,3 +89,33 @@ def _keep_totals(agent: str, runs: list[Run]) -> None:
         DailyTotal.objects.filter(pk=row.pk).update(
             **{name: F(name) + number for name, number in total.items()}
         )
+
+
+def _deactivate(user_id: Any) -> None:
+    """From now on the account starts nothing any more, and its open connections end."""
+    if not get_user_model().objects.filter(pk=user_id).update(is_active=False):
+        raise NotFound
+
+
+def _sessions_of(user_id: Any) -> list[UUID]:
+    return list(Session.objects.filter(owner=user_id).values_list("id", flat=True)[:_BATCH])
+
+
+def _delete_account(user_id: Any, actor: Any, reason: str, sessions: int) -> bool:
+    """Delete the account's row once it owns no session any more; whether it is gone."""
+    with transaction.atomic():
+        # The lock keeps new sessions out: their foreign key would have to share it.
+        user = get_user_model().objects.select_for_update().filter(pk=user_id).first()
+        if user is None:
+            raise NotFound
+        if Session.objects.filter(owner=user).exists():
+            return False
+        AuditEntry.objects.create(
+            actor=actor.get_username(),
+            action="delete_user",
+            target=user.get_username(),
+            reason=reason,
+            details={"id": user.pk, "sessions": sessions},
+        )
+        user.delete()
+        return True

@@ -6,9 +6,9 @@ ORM; from async code call them through ``await runs.database.in_thread(function,
 ones wait or touch the checkpoints and belong on the server's event loop.
 
 Every operation limits itself to what ``actor`` (a user) may see: a foreign id and an unknown id raise
-the same ``NotFound``. Only ``runs.errors.EngineError`` subclasses are raised on purpose. Dictionaries
-are the shapes of the wire contract (Session, Run, Cancellation, Message, Event), JSON-ready: ids and
-times are strings.
+the same ``NotFound``. What operators may do beyond that is in ``runs.operators``. Only
+``runs.errors.EngineError`` subclasses are raised on purpose. Dictionaries are the shapes of the wire
+contract (Session, Run, Cancellation, Message, Event), JSON-ready: ids and times are strings.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -27,8 +27,8 @@ from runs import (
     deletion,
     follow,
     lifecycle,
+    operators,
     reading,
-    reconciliation,
     representations,
     settling,
 )
@@ -39,7 +39,7 @@ from runs.database import in_thread
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.events import encode, timestamp
 from runs.follow import Item
-from runs.models import AuditEntry, Cancellation, Run, RunEvent, Session, Worker
+from runs.models import Cancellation, Run, RunEvent, Session, Worker
 from runs.plain import plain
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.worker import Supervisor
@@ -279,14 +279,9 @@ async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Da
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
     """End a run durably without its worker, fence what still lives; Cancellation. Needs the permission."""
-    run = _run_for_operator(actor, run_id, "runs.force_cancel_run")
-    reason = _operators_reason(reason)
+    done = operators.force_cancel(actor, run_id, reason)
     asked: Data = {"source": CancelSource.OPERATOR, "reason": reason, "requested_by": actor}
-    with transaction.atomic():
-        operation = lifecycle.force_cancel(run.id, **asked)
-        cancellation = _represent(operation, run.session_id, run.id, asked)
-        _audit(actor, "force_cancel", run.id, reason, {"outcome": cancellation["outcome"]})
-    return cancellation
+    return _represent(done.operation, done.run.session_id, done.run.id, asked)
 
 
 async def reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
@@ -295,19 +290,7 @@ async def reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
     It ends the run of a dead worker, settles an overdue cancel, dismisses an interrupted run, offers what
     is queued or answered to a worker again, and leaves the run of a living worker alone.
     """
-    return await in_thread(_reconcile, actor, run_id, reason)
-
-
-def _reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
-    run = _run_for_operator(actor, run_id, "runs.reconcile_run")
-    reason = _operators_reason(reason)
-    try:
-        result = reconciliation.reconcile(run)
-        run.refresh_from_db()
-    except Run.DoesNotExist:  # it was deleted meanwhile
-        raise NotFound from None
-    _audit(actor, "reconcile", run.id, reason, {"changed": result.changed, "done": result.told})
-    return {"run": representations.run(run), "changed": result.changed, "done": result.told}
+    return await in_thread(lambda: operators.representation(operators.reconcile(actor, run_id, reason)))
 
 
 def _represent(operation: Cancellation | None, session_id: UUID, run_id: UUID | None, asked: Data) -> Data:
@@ -412,29 +395,6 @@ def _run(actor: Actor, run_id: Id) -> Run:
     if found is None:
         raise NotFound
     return found
-
-
-def _run_for_operator(actor: Actor, run_id: Id, permission: str) -> Run:
-    """Any run, for an operator with the permission; for everybody else only one's own exist."""
-    if not actor.has_perm(permission):  # type: ignore[attr-defined]
-        _run(actor, run_id)
-        raise Forbidden
-    found = Run.objects.select_related("session", "worker").filter(id=_uuid(run_id)).first()
-    if found is None:
-        raise NotFound
-    return found
-
-
-def _operators_reason(reason: Any) -> str:
-    if not isinstance(reason, str) or not reason.strip():
-        raise Invalid('"reason" is missing: say why this has to be done.')
-    return _reason(reason)
-
-
-def _audit(actor: Actor, action: str, run_id: UUID, reason: str, details: Data) -> None:
-    AuditEntry.objects.create(
-        actor=actor.get_username(), action=action, target=str(run_id), reason=reason, details=details
-    )
 
 
 def _no_such_agent() -> Invalid:

@@ -17,8 +17,8 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from runs import (
-    calls,
     cancellation,
+    closing,
     dispatch,
     events,
     liveness,
@@ -441,8 +441,8 @@ def _end(
     operation = None
     if status == RunStatus.CANCELLED:
         operation = _settle(session, run, asked, outcome, escalated=escalated)
-    closing = calls.close_open(run, resumable=status == RunStatus.INTERRUPTED)
-    run.message_count += len(closing)
+    owed = closing.owed(run)
+    run.message_count += closing.messages_in(owed)
     terminal: dict[str, Any] = {"statistics": statistics.of_run(run)}
     if error is not None:
         terminal["error"] = {"code": error.code, "message": error.message}
@@ -450,7 +450,7 @@ def _end(
         terminal["cancellation"] = representations.cancellation(operation)
     if reason is not None:
         terminal["reason"] = reason
-    events.record(run, [*closing, (TERMINAL_EVENT[status], terminal)])
+    events.record(run, [*owed, (TERMINAL_EVENT[status], terminal)])
     run.save_changes()
     metrics.run_ended(run)
     notices.touch(session)

@@ -28,16 +28,11 @@ from langchain_core.messages import (
 
 from runs import transcript
 from runs.states import Effect, RunStatus, ToolStatus
-from runs.transcript import Call, Transcript, note_id
+from runs.transcript import NOTES, Call, Transcript, note_id
 from runs.whole_calls import whole_message
 
 MARK = "turnkeeper"  # key in additional_kwargs, which the clients of providers do not send on
 
-_NOTES = {
-    RunStatus.CANCELLED: "This turn was stopped before it was answered.",
-    RunStatus.FAILED: "This turn ended with an error before it was answered.",
-    RunStatus.INTERRUPTED: "This turn was interrupted before it was answered.",
-}
 _NOTE = "This turn ended without an answer."
 
 
@@ -144,7 +139,7 @@ def _with_turn(
             changes.answers.append(said.id)
     note = note_id(turn.run_id)
     if turn.status != RunStatus.COMPLETED and not _is_answer(part[-1]) and all(m.id != note for m in part):
-        part.append(_note(note, _NOTES.get(turn.status, _NOTE) if turn.status else _NOTE))
+        part.append(_note(note, NOTES.get(turn.status, _NOTE) if turn.status else _NOTE))
         changes.notes.append(note)
     return messages[:start] + part + messages[end:]
 

@@ -15,6 +15,13 @@ from runs.states import ACTIVE, TERMINAL, TERMINAL_EVENT, Effect, EventType, Run
 
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
+# What closes a turn that ended without an answer: some providers refuse a user message right behind a tool's.
+NOTES = {
+    RunStatus.CANCELLED: "(Stopped before an answer was given.)",
+    RunStatus.FAILED: "(The turn failed before an answer was given.)",
+    RunStatus.INTERRUPTED: "(The turn was interrupted before an answer was given.)",
+}
+
 _ENDS = {event: status for status, event in TERMINAL_EVENT.items()}
 
 
@@ -112,6 +119,12 @@ class Transcript:
     user: UserMessage
     messages: list[Message]
     status: RunStatus | None  # how the last run ended; None while it is active
+
+    @property
+    def has_answer(self) -> bool:
+        """It ends with words of an assistant's."""
+        last = self.messages[-1] if self.messages else None
+        return last is not None and last.role == "assistant" and not last.calls and bool(last.text.strip())
 
     @property
     def calls(self) -> Iterator[Call]:

@@ -29,15 +29,10 @@ from runs.callbacks import CallbackRelay
 from runs.plain import CleanStream, clean, plain, short, text_of
 from runs.states import EventType, RunStatus
 from runs.tool_translation import KnownCall, ToolTranslation
+from runs.transcript import NOTES, note_id
 from runs.usage import LLMCall, LLMMeter
 
 __all__ = ["Emitter", "Known", "KnownCall", "Translator"]
-
-NOTES = {
-    RunStatus.CANCELLED: "(Stopped before an answer was given.)",
-    RunStatus.FAILED: "(The turn failed before an answer was given.)",
-    RunStatus.INTERRUPTED: "(The turn was interrupted before an answer was given.)",
-}
 
 
 class Emitter(Protocol):
@@ -332,7 +327,7 @@ class Translator:
             return
         self._tools.close()
         if status in NOTES and not self._ends_with_text:
-            message_id = f"{self._run_id}:note"  # without a delta: it is no token of the model's
+            message_id = note_id(self._run_id)  # without a delta: it is no token of the model's
             self._start(message_id, None, ())
             self._complete(message_id, NOTES[status], [], usage=None, status="interrupted")
 

@@ -330,6 +330,42 @@ async def test_line_17_a_waiting_run_ends_at_once_and_the_next_turn_works(stage)
     await stage.assert_next_completes()
 
 
+@pytest.mark.parametrize("ending", ["queued", "waiting", "forced"])
+async def test_line_32_what_ended_without_its_execution_reads_the_same_once_the_next_turn_has_repaired_it(
+    stage, olivia, ending
+):
+    if ending == "waiting":
+        stage.script.add(call("ask", question="Really?"))
+    else:
+        stage.script.add(Round(Hold("first")))
+    run_id = await stage.start()
+    if ending == "queued":
+        run_id = await stage.start("later", multitask="enqueue")
+        assert (await stage.cancelled(run_id)).status == "cancelled"
+        await in_thread(operations.cancel_session, stage.owner, stage.session)
+        await until(lambda: not Session.objects.filter(runs__status="running").exists())
+    elif ending == "waiting":
+        await status(run_id, "waiting")
+        await stage.cancelled(run_id)
+    else:
+        await stage.script.gate("first").reached()
+        await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
+    before = await stage.history()
+    assert before[-1]["text"] == "(Stopped before an answer was given.)"
+    counted = (await in_thread(operations.session_snapshot, stage.owner, stage.session))["statistics"]
+    results = sum(len(message["tool_calls"]) for message in before)
+    assert counted["message_count"] == len(before) + results
+
+    await stage.assert_next_completes()
+
+    after = await stage.history()
+    assert [_words(m) for m in after[: len(before)]] == [_words(m) for m in before]
+
+
+def _words(message):
+    return message["role"], message["text"], message["status"], message["run"]
+
+
 async def test_an_answered_question_goes_on_in_the_same_run(stage):
     stage.script.add(call("ask", question="Really?"), say("Then so be it."))
     run_id = await stage.start()

@@ -32,6 +32,10 @@ def worker(db):
     return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
 
 
+# What closes a turn that ended without an answer and without its execution.
+NOTE = ("message.started", "message.completed")
+
+
 def turn(text="hello", **options):
     defaults = {"multitask": "reject", "on_disconnect": "continue", "stream_modes": (), "key": None}
     return admission.Turn.checked(text, **defaults | options)
@@ -109,7 +113,7 @@ def test_line_17_cancel_of_a_queued_run_ends_it_at_once(alice, session):
 
     assert answer["outcome"] == "cancelled"
     assert answer["settled_at"] is not None
-    assert types(run) == ["run.queued", "run.cancelled"]
+    assert types(run) == ["run.queued", *NOTE, "run.cancelled"]
     assert Session.objects.get().cancellation_revision == revision
     assert operations.session_snapshot(alice, session.id)["status"] == "idle"
 
@@ -261,7 +265,7 @@ def test_force_cancel_ends_the_run_first_and_fences_the_execution(alice, olivia,
 
     assert (answer["outcome"], answer["escalated"], answer["source"]) == ("reconciled", True, "operator")
     assert lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.FENCED
-    assert types(run) == ["run.queued", "run.started", "run.cancelled"]
+    assert types(run) == ["run.queued", "run.started", *NOTE, "run.cancelled"]
 
 
 def test_force_cancel_needs_the_permission(alice, session):

@@ -29,15 +29,11 @@ export class Sidebar {
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && this.isDrawerOpen) this.closeDrawer();
     });
-    let connections = 0;
     this.socket = new LiveSocket({
       address: () => "/ws/sessions/",
       onFrame: (frame) => this.#take(frame),
-      // What changed while we were away was not told to us.
-      onOpen: () => {
-        if (connections > 0) this.#load();
-        connections += 1;
-      },
+      // What changed before, since the page was made or while we were away, is not told to us.
+      onOpen: () => this.#load(),
       onClose: (code) => {
         if (code === 4401) toLogin();
         return code === 4401;

@@ -44,6 +44,7 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
+from runs.transcript import note_id
 from tests.runs.servers import NO_PROCESS
 
 TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
@@ -390,8 +391,13 @@ class Lives(RuleBasedStateMachine):
 
     def books_are_true(self, run, log):
         expected = self.counted[run.id]
-        # Each call that is closed at the end of a run is a message of it, too.
-        closed = sum(event.type == EventType.TOOL_CANCELLED for event in log)
+        # Each call that is closed at the end of a run is a message of it, too, and so is the note behind it.
+        note = note_id(run.id)
+        closed = sum(
+            event.type == EventType.TOOL_CANCELLED
+            or (event.type == EventType.MESSAGE_COMPLETED and event.data["message"] == note)
+            for event in log
+        )
         assert run.message_count == expected["message_count"] + closed
         assert (run.llm_calls, run.tool_calls) == (expected["llm_calls"], expected["tool_calls"])
         used = statistics.of_run(run)

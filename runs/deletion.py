@@ -1,18 +1,22 @@
-"""Deleting a session or a whole account: end what is active, take logs and checkpoints, keep the books.
+"""Deleting a session, a whole account, or what nobody uses any more: end what is active, take logs and
+checkpoints, keep the books.
 
 A single run cannot be deleted: what was said in it stands in the checkpoints of every later turn of its
 session, and there is no taking it out of those for any graph.
 """
 
+import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
 from runs import lifecycle, notices
@@ -24,7 +28,7 @@ from runs.states import ACTIVE, CancelSource
 from runs.worker import Supervisor, process_checkpoints
 
 _SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
-# Of an account this many sessions are looked up at a time.
+# This many sessions are looked up at a time.
 _BATCH = 200
 
 
@@ -50,15 +54,55 @@ async def delete_user(user_id: Any, actor: Any, reason: str) -> None:
                     sessions += 1
 
 
-async def _delete_session(session_id: UUID, actor: Any, reason: str, checkpoints: Checkpoints) -> None:
-    await in_thread(_delete_rows, session_id, actor, reason)
+class Retention:
+    """Who deletes when nobody in person does: stands where an audit entry names a user."""
+
+    def get_username(self) -> str:
+        return "prune_runs"
+
+
+async def delete_unused(before: datetime) -> int:
+    """Delete each session in which nothing is active and nothing has changed since then; how many.
+
+    Each is a transaction of its own that looks again at whether it is unused. After each there is a pause as
+    long as it took: at most half of a database's time for writing is taken from the turns.
+    """
+    deleted = 0
+    async with process_checkpoints() as checkpoints:
+        while found := await in_thread(lambda: list(unused(before).values_list("id", flat=True)[:_BATCH])):
+            for session_id in found:
+                begun = time.monotonic()
+                with suppress(NotFound):  # it was used or deleted meanwhile
+                    await _delete_session(session_id, Retention(), "", checkpoints, unused_since=before)
+                    deleted += 1
+                await asyncio.sleep(time.monotonic() - begun)
+    return deleted
+
+
+def unused(since: datetime) -> QuerySet[Session]:
+    """Sessions in which nothing is active and nothing has changed since then, oldest first."""
+    active = Run.objects.filter(session=OuterRef("pk"), status__in=ACTIVE)
+    return Session.objects.filter(~Exists(active), updated_at__lt=since).order_by("updated_at", "id")
+
+
+async def _delete_session(
+    session_id: UUID,
+    actor: Any,
+    reason: str,
+    checkpoints: Checkpoints,
+    *,
+    unused_since: datetime | None = None,
+) -> None:
+    await in_thread(_delete_rows, session_id, actor, reason, unused_since)
     if Supervisor.current is not None:
         await Supervisor.current.forget_session(session_id)
     await checkpoints.delete([session_id])
 
 
-def _delete_rows(session_id: UUID, actor: Any, reason: str) -> None:
+def _delete_rows(session_id: UUID, actor: Any, reason: str, unused_since: datetime | None) -> None:
     with lifecycle.locked_session(session_id) as session:
+        if unused_since is not None and not unused(unused_since).filter(id=session_id).exists():
+            raise NotFound
         for run in Run.objects.filter(session=session, status__in=ACTIVE).order_by("line"):
             lifecycle.force_cancel(
                 run.id, source=CancelSource.SYSTEM, reason="The session was deleted.", requested_by=actor

@@ -2,6 +2,9 @@
 
 The channel layer is a hint, the log is the truth: an event is passed on only when it is the next one, and
 whatever does not fit is read from the log, whose order is (position of the run, seq).
+
+A log is passed on whole or not at all: a place behind which compaction took events out, were it the very
+beginning, raises CursorGone. Its reader would have to tell such a hole from a loss; the history has it all.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -14,7 +17,7 @@ from django.db.models import Q
 from runs import representations
 from runs.bus import Message
 from runs.database import in_thread
-from runs.errors import NotFound, Unavailable
+from runs.errors import CursorGone, NotFound, Unavailable
 from runs.events import TERMINAL_TYPES, encode, wire
 from runs.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
@@ -268,37 +271,64 @@ def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str,
             raise NotFound
         if at.position is not None:
             seq = min(cursor[1], at.last_seq)
+            if _is_gone(session_id, at.position, seq):
+                raise CursorGone
             place = _Place(at.position, seq, at.is_terminal and seq == at.last_seq)
     return shown, place
 
 
+def _is_gone(session_id: UUID, position: int, seq: int) -> bool:
+    """Whether events of the session's stream behind this place were compacted away."""
+    behind = Q(position=position, compacted_to__gt=seq) | Q(position__gt=position, compacted_to__gt=0)
+    return Run.objects.filter(behind, session=session_id).exists()
+
+
+def refuse_holes(compacted_to: int | None, seq: int) -> None:
+    """Raise CursorGone if events behind ``seq`` were compacted away.
+
+    ``compacted_to`` has to come from the statement that read the events, since compaction goes on meanwhile.
+    """
+    if compacted_to is not None and compacted_to > seq:
+        raise CursorGone
+
+
 def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
-    """The next events of the session's stream; a later run only behind the earlier one's terminal event."""
+    """The next events of the session's stream; a later run only behind the earlier one's terminal event.
+
+    Raises CursorGone.
+    """
     behind = Q(run__position=place.position, seq__gt=place.seq)
     if place.ended:
         behind |= Q(run__position__gt=place.position)
     rows = (
         RunEvent.objects.filter(behind, run__session=session_id)
         .order_by("run__position", "seq")
-        .values_list("run_id", "seq", "type", "data", "at", "run__position")[:PAGE]
+        .values_list("run_id", "seq", "type", "data", "at", "run__position", "run__compacted_to")[:PAGE]
     )
     page = []
-    position, ended = place.position, place.ended
+    position, seq, ended = place.position, place.seq, place.ended
     for row in rows:
         of_run = row[5] or 0
         if of_run != position and not ended:
             break
+        refuse_holes(row[6], seq if of_run == position else 0)
         event = _event(row)
-        position, ended = of_run, event.terminal
+        position, seq, ended = of_run, event.seq, event.terminal
         page.append((position, event))
     return page
 
 
 def _read_run(run_id: UUID, after: int) -> tuple[list[Event], bool]:
-    """The next events of a run, and whether they are its last: it has ended, or it is gone."""
+    """The next events of a run, and whether they are its last: it has ended, or it is gone.
+
+    Raises CursorGone.
+    """
     run = Run.objects.filter(id=run_id).first()
-    rows = RunEvent.objects.filter(run=run_id, seq__gt=after).order_by("seq")
-    page = [_event(row) for row in rows.values_list("run_id", "seq", "type", "data", "at")[:PAGE]]
+    found = RunEvent.objects.filter(run=run_id, seq__gt=after).order_by("seq")
+    rows = list(found.values_list("run_id", "seq", "type", "data", "at", "run__compacted_to")[:PAGE])
+    if rows:
+        refuse_holes(rows[0][5], after)
+    page = [_event(row) for row in rows]
     if run is None:
         return page, True
     at = page[-1].seq if page else after

@@ -316,10 +316,15 @@ async def history(
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
     """A page of a run's log: ``{"events": [Event], "last_seq": int, "done": bool}``. Raises CursorGone."""
     run = _run(actor, run_id)
-    rows = RunEvent.objects.filter(run=run, seq__gt=after).order_by("seq")[: min(limit, EVENTS_LIMIT)]
+    found = RunEvent.objects.filter(run=run, seq__gt=after).order_by("seq")
+    rows = list(
+        found.values_list("seq", "type", "data", "at", "run__compacted_to")[: min(limit, EVENTS_LIMIT)]
+    )
+    if rows:
+        follow.refuse_holes(rows[0][4], after)
     page = [
-        {"run": str(run.id), "seq": row.seq, "type": row.type, "data": row.data, "at": timestamp(row.at)}
-        for row in rows
+        {"run": str(run.id), "seq": seq, "type": type, "data": data, "at": timestamp(at)}
+        for seq, type, data, at, _ in rows
     ]
     last_seq = page[-1]["seq"] if page else min(after, run.last_seq)
     return {"events": page, "last_seq": last_seq, "done": run.is_terminal and last_seq >= run.last_seq}

@@ -27,7 +27,10 @@ _RETRY = 1000
 
 
 async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
-    """The stream of what comes after ``after``; 204 when that is nothing, now and for ever."""
+    """The stream of what comes after ``after``; 204 when that is nothing, now and for ever.
+
+    Raises NotFound and CursorGone.
+    """
     page = await in_thread(operations.events, login.user, run_id, after=after, limit=1)
     if page["done"] and not page["events"]:
         return HttpResponse(status=HTTPStatus.NO_CONTENT)
@@ -35,8 +38,14 @@ async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
 
 
 async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBase:
-    """Start a run and stream it from its first event."""
+    """Start a run and stream it from its first event. Raises CursorGone if it was there, long ago."""
     stream, run = await attendance.begin(RunStream, login, start)
+    if run.was_there:
+        try:
+            await in_thread(operations.events, login.user, run["id"], limit=1)
+        except EngineError:
+            stream.close()
+            raise
     answer = response(stream)
     answer.headers["Location"] = reverse("api:run", args=[run["id"]])
     return answer

@@ -8,6 +8,7 @@ second) and else by kill -9, and looks at everything over REST after the restart
 import os
 import random
 import time
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,6 +17,9 @@ from tests.provider import Hold, Round, call, numbered, provider_process, say
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
 SEED = int(os.environ.get("KILL_SEED", random.randrange(2**32)))
+
+# Seconds from a restart to the end of what the dead process executed.
+SOON = 2 * (3 if os.environ.get("CI") else 1)
 
 TERMINAL = ("completed", "failed", "cancelled", "interrupted")
 KINDS = ("streaming", "blocking", "awaiting", "asking", "queueing", "new", "stopping")
@@ -124,7 +128,7 @@ def test_line_36_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
             time.sleep(chance.uniform(0, 0.6))
             server.kill()
         server.start()
-        restarted = time.monotonic()
+        restarted = datetime.now(UTC)
 
         for kind, (session, runs) in turns.items():
             first = server.until(
@@ -132,8 +136,9 @@ def test_line_36_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
                 f"the end of the {kind} turn",
                 PATIENT if kind == "new" else 15,
             )
-            if kind != "new":
-                slowest = max(slowest, time.monotonic() - restarted)
+            if first["status"] in ("interrupted", "cancelled"):
+                ended = datetime.fromisoformat(first["finished_at"])
+                slowest = max(slowest, (ended - restarted).total_seconds())
             ends.append(first["status"])
             shown = server.session(session)
             assert shown["cancellation_pending"] is False, kind
@@ -159,6 +164,7 @@ def test_line_36_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
             assert len(asked) == expected, kind
             check_next(server, session, keys[kind])
     assert all(seconds < DRAIN + 2 for seconds in leaving), leaving
+    assert slowest < SOON
     print(f"{ROUNDS} rounds; ends {tally(ends)}; decisions {tally(ways)}")
     print(f"all ended {slowest:.1f} s after a restart; leaving took {[round(one, 1) for one in leaving]} s")
 

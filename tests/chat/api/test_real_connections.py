@@ -44,6 +44,18 @@ class Server:
                 count += str(descriptor.readlink()).startswith("socket:")
         return count
 
+    def threads(self) -> int:
+        """How many threads the process has."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
+
+    def metric(self, name: str) -> float:
+        """A figure of the process's metrics."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENT)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
+
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> HTTPResponse:
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENT)
         content = None if body is None else json.dumps(body)
@@ -149,18 +161,26 @@ def test_c16_sockets_that_are_reset_leave_nothing_behind_and_harm_nobody(server)
 
 
 @pytest.mark.slow
-def test_c24_streams_that_are_reset_leave_nothing_behind(server):
+def test_c24_three_hundred_streams_that_are_reset_leave_nothing_behind(server):
+    def drop_a_hundred():
+        run = server.call("POST", f"sessions/{session}/runs/", {"input": "Tell me a story."})["id"]
+        for _ in range(100):
+            response = server.request("GET", f"runs/{run}/events/", Accept="text/event-stream")
+            assert first_event(response)["seq"] == 1
+            reset(response.connection.sock)
+        assert server.call("GET", f"runs/{run}/")["cancellation"] is None
+        settled = server.call("POST", f"runs/{run}/cancel/", {"wait": 60})
+        assert settled["outcome"] in ("cancelled", "already_finished")
+        until(lambda: server.metric("turnkeeper_streams") == server.metric("turnkeeper_followers") == 0)
+
     session = server.call("POST", "sessions/", {})["id"]
-    run = server.call("POST", f"sessions/{session}/runs/", {"input": "Tell me a story."})["id"]
-    before = server.sockets()
-    for _ in range(30):
-        response = server.request("GET", f"runs/{run}/events/", Accept="text/event-stream")
-        assert first_event(response)["seq"] == 1
-        reset(response.connection.sock)
-    until(lambda: server.sockets() <= before)
-    assert server.call("GET", f"runs/{run}/")["cancellation"] is None
-    settled = server.call("POST", f"runs/{run}/cancel/", {"wait": 60})
-    assert settled["outcome"] in ("cancelled", "already_finished")
+    drop_a_hundred()
+    before = server.sockets(), server.threads(), server.metric("process_resident_memory_bytes")
+    drop_a_hundred()
+    drop_a_hundred()
+    until(lambda: server.sockets() <= before[0])
+    assert server.threads() <= before[1]
+    assert server.metric("process_resident_memory_bytes") < before[2] + 20 * 2**20
     assert "Traceback" not in server.log
 
 

@@ -17,6 +17,7 @@ from django.views.decorators.http import require_safe
 
 from runs import liveness
 from runs.database import in_thread
+from runs.node import Node
 from runs.worker import Supervisor
 
 logger = logging.getLogger(__name__)
@@ -58,10 +59,9 @@ async def _state(part: str) -> str:
 
 
 async def _server() -> str | None:
-    supervisor = Supervisor.current
-    if supervisor is None:
+    if Node.current is None:
         return "not started"
-    return "leaving" if supervisor.leaving else None
+    return "leaving" if Node.current.leaving else None
 
 
 async def _database() -> None:
@@ -90,7 +90,8 @@ def _beats() -> bool:
     """Whether somebody executes runs."""
     beating = liveness.beating().filter(leaving=False)
     if settings.DISPATCH == "inprocess":
-        beating = beating.filter(id=Supervisor.current.id) if Supervisor.current else beating.none()
+        here = Node.current
+        beating = beating.filter(id=here.id) if isinstance(here, Supervisor) else beating.none()
     return beating.exists()
 
 

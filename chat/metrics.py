@@ -23,6 +23,7 @@ from runs.database import in_thread
 from runs.hub import Hub
 from runs.metrics import REGISTRY
 from runs.models import Cancellation, Run
+from runs.node import Node
 from runs.states import ACTIVE
 from runs.worker import Supervisor
 
@@ -67,7 +68,8 @@ def _is_loopback(address: str) -> bool:
 def _in_this_process() -> dict[str, tuple[str, int]]:
     """Gauges by name, with what they mean."""
     open_now = presence.count()
-    supervisor, hub = Supervisor.current, Hub.current
+    node, hub = Node.current, Hub.current
+    supervisor = node if isinstance(node, Supervisor) else None
     return {
         "turnkeeper_sockets": ("Open WebSockets.", open_now[Kind.SOCKET]),
         "turnkeeper_streams": ("Open event streams and waiting calls.", open_now[Kind.STREAM]),

@@ -7,10 +7,7 @@ engine is ready and while it drains, and its clean-up breaks on half-open reques
 import asyncio
 import gc
 import logging
-import os
-import signal
 import socket
-import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
@@ -20,6 +17,7 @@ from twisted.internet import reactor as installed_reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 
 from chat.transport import Request, Requests, Socket, Sockets
+from runs.departure import FAILED, Departure
 
 logger = logging.getLogger(__name__)
 reactor: Any = installed_reactor  # its type depends on what was installed
@@ -27,8 +25,6 @@ reactor: Any = installed_reactor  # its type depends on what was installed
 PATIENCE = 30  # seconds without progress after which a peer that does not read is left
 PING_INTERVAL = 20
 PING_TIMEOUT = 30
-FAILED = 1  # the exit code when the engine could not start or leave
-FORCED = 130  # the exit code of somebody who was told twice
 
 
 class Engine(Protocol):
@@ -79,8 +75,8 @@ class Server(daphne.server.Server):
     """Serves ``application`` on ``listener`` from when the engine is ready until it is told to leave.
 
     On SIGTERM or SIGINT it stops listening, calls ``on_leaving``, closes the sockets with 1012, drains the
-    engine, ends the responses that still stream, and returns. Whatever does not let go is left behind:
-    ``drain_timeout`` seconds after the signal, or at a second SIGINT, the process is gone.
+    engine, ends the responses that still stream, and returns. Whatever does not let go is left behind
+    ``drain_timeout`` seconds after the signal.
     """
 
     def __init__(
@@ -110,9 +106,7 @@ class Server(daphne.server.Server):
         self._on_leaving = on_leaving
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
-        self._told_to_leave = asyncio.Event()
-        self._deadline = 0.0  # on the loop's clock; set when there is one
-        self._exit_code = 0
+        self._departure = Departure(self._loop, drain_timeout)
 
     def run(self) -> None:
         """Serve until told to leave. Raises what the engine raised, and CannotListen."""
@@ -122,14 +116,13 @@ class Server(daphne.server.Server):
         observer: Any = STDLibLogObserver("twisted")
         globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
         asyncio.set_event_loop(self._loop)
-        for signal_number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signal_number, self._on_signal)
+        self._departure.heed_signals()
         life = self._loop.create_task(self._live(), name="server")
         life.add_done_callback(lambda _: reactor.stop())
         reactor.run(installSignalHandlers=False)
         if life.exception() is not None:
-            self._exit_code = FAILED
-        self._set_deadline()  # what is stuck may also hold up the end of the interpreter
+            self._departure.exit_code = FAILED
+        self._departure.set_deadline()  # what is stuck may also hold up the end of the interpreter
         life.result()
 
     async def _live(self) -> None:
@@ -138,22 +131,12 @@ class Server(daphne.server.Server):
             _settle_memory()
             port = self._listen()
             self._on_listening(port.getHost().port)
-            await self._reason_to_leave(engine)
+            is_broken = await self._departure.reason(engine.broken)
             await defer.maybeDeferred(port.stopListening).asFuture(self._loop)
+            if is_broken:
+                raise EngineBroken
         finally:
             await self._leave(engine)
-
-    async def _reason_to_leave(self, engine: Engine) -> None:
-        """Wait to be told to leave. Raises EngineBroken when the engine cannot do its work any more."""
-        waiting = [
-            asyncio.create_task(self._told_to_leave.wait(), name="told to leave"),
-            asyncio.create_task(engine.broken.wait(), name="engine broken"),
-        ]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-        if engine.broken.is_set():
-            raise EngineBroken
 
     def _listen(self) -> Any:
         try:
@@ -169,34 +152,10 @@ class Server(daphne.server.Server):
 
     # Leaving
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        # A plain handler, not one of the loop: it works even when something holds up the loop.
-        if not self._told_to_leave.is_set():
-            self._set_deadline()
-            self._loop.call_soon_threadsafe(self._told_to_leave.set)
-        elif number == signal.SIGINT:
-            os._exit(FORCED)
-
-    def _set_deadline(self) -> None:
-        if not self._deadline:
-            self._deadline = self._loop.time() + self._drain_timeout
-            threading.Thread(target=self._force_the_end, name="deadline", daemon=True).start()
-
-    def _force_the_end(self) -> None:
-        threading.Event().wait(self._drain_timeout)
-        # Said from a thread of its own, since whatever is stuck may be stuck with the log.
-        words = f"Left after {self._drain_timeout:g} s with something still at work."
-        speaker = threading.Thread(target=logger.warning, args=(words,), daemon=True)
-        speaker.start()
-        speaker.join(0.5)
-        os._exit(self._exit_code)
-
     async def _leave(self, engine: Engine) -> None:
         """Drain the engine and end all connections, within the time there is."""
-        until = self._deadline or self._loop.time() + self._drain_timeout
-        # What comes after the engine needs a moment, too.
-        seconds = max(0.0, until - self._loop.time() - min(1.0, self._drain_timeout / 5))
-        leaving = asyncio.create_task(engine.leave(seconds), name="engine leaves")
+        until = self._departure.until
+        leaving = asyncio.create_task(engine.leave(self._departure.seconds_left), name="engine leaves")
         await asyncio.sleep(0)  # the engine refuses turns before the first client comes back
         self._on_leaving()
         for protocol in list(self.connections):

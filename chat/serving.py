@@ -6,11 +6,13 @@ from contextlib import nullcontext
 from channels.routing import get_default_application
 from django.conf import settings
 from django.db import connection, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from chat import presence
 from chat.server import CannotListen, EngineBroken, Server, bind
 from chat.sole_server import AlreadyServed, sole_server
+from runs import dispatch, liveness
+from runs.database import is_migrated
+from runs.node import Node
 from runs.worker import Supervisor
 
 
@@ -28,11 +30,12 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
     try:
         with sole, bind(host, port) as listener:
             prepare()
+            _require_no_other()
             connections.close_all()  # this thread becomes the event loop's and must not hold one
             Server(
                 get_default_application(),
                 listener,
-                start_engine=Supervisor.start,
+                start_engine=Node.start if dispatch.is_shared() else Supervisor.start,
                 drain_timeout=settings.RUNS_DRAIN_TIMEOUT,
                 on_listening=on_listening,
                 on_leaving=presence.leave,
@@ -41,10 +44,20 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
         raise CannotServe(str(error)) from None
 
 
+def _require_no_other() -> None:
+    """Raises CannotServe when another process executes turns, which this one would do, too."""
+    if dispatch.is_shared() or connection.vendor == "sqlite":
+        return
+    if (other := liveness.seen_beating()) is not None:
+        raise CannotServe(
+            f"Process {other} already executes turns on this database, and with DISPATCH=inprocess there can "
+            "be only one that does. Stop it, or set DISPATCH=procrastinate for all processes."
+        )
+
+
 def require_migrated() -> None:
     """Raises CannotServe when the database lacks migrations."""
-    executor = MigrationExecutor(connection)
-    if executor.migration_plan(executor.loader.graph.leaf_nodes()):
+    if not is_migrated():
         raise CannotServe("The database is not up to date. Run `manage.py migrate` first.")
 
 

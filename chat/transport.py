@@ -14,6 +14,8 @@ from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
+from runs.host import this_process
+
 MAX_MESSAGE = 1024 * 1024  # bytes; a longer message from a peer closes its socket with 1009
 MAX_BODY = 16 * 1024 * 1024  # bytes; what Django itself refuses is far below, this is what we take in at all
 MAX_WAITING_MESSAGES = 32  # that a socket's application has not taken yet, before we stop reading
@@ -21,6 +23,9 @@ CLOSE_TIMEOUT = 5  # seconds a peer has to answer a close frame
 
 SERVICE_RESTART = 1012
 TOO_SLOW = 4408
+
+# With each answer, so that of several processes the one can be found whose log tells of it.
+SERVED_BY = (b"X-Served-By", this_process().encode())
 
 
 @implementer(IPushProducer)
@@ -124,6 +129,11 @@ class Request(WebRequest):
         """The peer has stopped reading: leave it."""
         self.outlet.transport.abortConnection()
 
+    def handle_reply(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), SERVED_BY]}
+        super().handle_reply(message)
+
     def leave(self) -> None:
         """The server goes: end the response in good order, so that the client comes back; then disconnect."""
         # In this order: a finished request has no channel to ask for.
@@ -194,7 +204,7 @@ class Sockets(WebSocketFactory):
     protocol = Socket
 
     def __init__(self, server: Any, *, ping_timeout: float) -> None:
-        super().__init__(server, server="turnkeeper")
+        super().__init__(server, server="turnkeeper", headers={SERVED_BY[0].decode(): SERVED_BY[1].decode()})
         self.setProtocolOptions(
             autoPingTimeout=ping_timeout,
             allowNullOrigin=True,  # whether an origin is welcome is decided by the application

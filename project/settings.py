@@ -63,7 +63,7 @@ CONTENT_SECURITY_POLICY = {
 
 DATABASE = environment.postgresql("DATABASE_URL")
 REDIS_URL = environment.address("REDIS_URL", ("redis", "rediss", "unix"))
-DISPATCH = environment.choice("DISPATCH", ("inprocess",), "inprocess")
+DISPATCH = environment.choice("DISPATCH", ("inprocess", "procrastinate"), "inprocess")
 
 INSTALLED_APPS = [
     "chat",  # first, since its runserver stands before that of staticfiles
@@ -81,6 +81,7 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "csp",
     "axes",
+    *(["procrastinate.contrib.django"] if DISPATCH == "procrastinate" else []),
 ]
 
 # All of them are asynchronous: a single one that is not would hold a thread for each waiting call.
@@ -271,6 +272,9 @@ LOGGING = {
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
         # These tell each request and step at INFO, which drowns what an operator looks for.
-        **{name: {"level": "WARNING"} for name in ("asyncio", "axes", "daphne", "httpx", "twisted")},
+        **{
+            name: {"level": "WARNING"}
+            for name in ("asyncio", "axes", "daphne", "httpx", "procrastinate", "twisted")
+        },
     },
 }

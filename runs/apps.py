@@ -10,6 +10,8 @@ class RunsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        from runs import checks  # noqa: F401  registers them
+
         post_migrate.connect(_create_checkpoint_tables, sender=self)
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from django.db import close_old_connections
+from django.db import close_old_connections, connection
+from django.db.migrations.executor import MigrationExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -34,3 +35,9 @@ def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kw
         return function(*args, **kwargs)
     finally:
         close_old_connections()
+
+
+def is_migrated() -> bool:
+    """Whether the database has all migrations."""
+    executor = MigrationExecutor(connection)
+    return not executor.migration_plan(executor.loader.graph.leaf_nodes())

@@ -24,8 +24,8 @@ from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.errors import NotFound
 from runs.models import AuditEntry, DailyTotal, Run, Session
+from runs.node import Node, process_checkpoints
 from runs.states import ACTIVE, CancelSource
-from runs.worker import Supervisor, process_checkpoints
 
 _SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
 # This many sessions are looked up at a time.
@@ -94,8 +94,8 @@ async def _delete_session(
     unused_since: datetime | None = None,
 ) -> None:
     await in_thread(_delete_rows, session_id, actor, reason, unused_since)
-    if Supervisor.current is not None:
-        await Supervisor.current.forget_session(session_id)
+    if Node.current is not None:
+        await Node.current.forget_session(session_id)
     await checkpoints.delete([session_id])
 
 

@@ -7,7 +7,10 @@ decides who executes what.
 from typing import Protocol
 from uuid import UUID
 
+from django.conf import settings
 from django.db import connection, transaction
+
+from runs import jobs
 
 
 class Executor(Protocol):
@@ -28,15 +31,24 @@ def attach(executor: Executor | None) -> None:
     _executors[:] = [executor] if executor else []
 
 
+def is_shared() -> bool:
+    """Whether runs are executed by worker processes, who share a queue, instead of by the web process."""
+    return bool(settings.DISPATCH == "procrastinate")
+
+
 def request(session_id: UUID) -> None:
-    """After the current transaction has committed, have the session's first in line claimed and executed."""
-    transaction.on_commit(lambda: offer(session_id))
+    """Have the session's first in line claimed and executed, once the current transaction has committed."""
+    if is_shared():
+        jobs.defer(session_id)
+    else:
+        transaction.on_commit(lambda: offer(session_id))
 
 
-def offer(session_id: UUID) -> None:
-    """Offer the session to this process's executor now."""
+def offer(session_id: UUID) -> bool:
+    """Offer the session to this process's executor now; whether there is one."""
     for executor in _executors:
         executor.offer(session_id)
+    return bool(_executors)
 
 
 def seal(run_id: UUID) -> None:

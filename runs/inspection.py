@@ -11,7 +11,7 @@ from runs.database import in_thread
 from runs.models import Session
 from runs.plain import clean, plain, text_of
 from runs.sendable import Changes, answered, marked
-from runs.worker import process_checkpoints
+from runs.node import process_checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
 """Which workers are alive: by their heartbeat on the database's clock, and by their process on this host."""
 
 import os
-import socket
+import time
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 
 from django.conf import settings
@@ -11,20 +10,11 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from runs.host import this_host
 from runs.models import Worker
 
 # A worker is dead after this many missed heartbeats.
 MISSED_BEATS = 4
-
-
-@cache
-def this_host() -> tuple[str, str]:
-    """Name of this host and id of its boot: within both, a process id means something."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return socket.gethostname(), boot
 
 
 def process_started(pid: int) -> str:
@@ -74,3 +64,18 @@ def is_gone(worker: Worker) -> bool:
 def is_dead(worker: Worker) -> bool:
     """Gone, or silent for too long."""
     return is_gone(worker) or silent().filter(Q(id=worker.id)).exists()
+
+
+def seen_beating() -> Worker | None:
+    """A worker that gives a sign of life while we look, which takes one heartbeat at most, or None.
+
+    The row of one that was killed on another host says for a while that it lives; only a beat is proof.
+    """
+    deadline = time.monotonic() + settings.RUNS_HEARTBEAT * 1.5
+    candidates = {one.id: one for one in beating().filter(leaving=False) if not is_gone(one)}
+    while candidates and time.monotonic() < deadline:
+        time.sleep(min(0.2, settings.RUNS_HEARTBEAT / 5))
+        for found in beating().filter(id__in=list(candidates), leaving=False):
+            if found.heartbeat_at != candidates[found.id].heartbeat_at:
+                return found
+    return None

@@ -7,7 +7,7 @@ from runs import history as histories
 from runs.database import in_thread
 from runs.errors import NotFound
 from runs.models import Run, Session
-from runs.worker import process_checkpoints
+from runs.node import process_checkpoints
 
 
 async def history(session: Session, *, limit: int | None, before: str | None) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _running(run: Run, result: Reconciled) -> None:
 
 
 def _queued(run: Run, result: Reconciled) -> None:
-    dispatch.offer(run.session_id)
+    dispatch.request(run.session_id)
     if lifecycle.unresolved_interruption(run.session) is not None:
         result.found("It is queued behind an interrupted run about which nobody has decided yet.")
     else:
@@ -70,7 +70,7 @@ def _waiting(run: Run, result: Reconciled) -> None:
     if run.answers is None:
         result.found("It waits for its user's answer; no worker is concerned with it.")
     else:
-        dispatch.offer(run.session_id)
+        dispatch.request(run.session_id)
         result.found("It was answered; its session was offered to a worker again.")
 
 

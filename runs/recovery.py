@@ -30,7 +30,7 @@ class Swept:
     workers_lost: int = 0  # found dead and taken off the list
     runs_interrupted: int = 0  # taken from dead workers: interrupted, or cancelled when that was accepted
     cancellations_timed_out: int = 0  # overdue while their worker lives
-    sessions_offered: int = 0  # with a run to claim that nobody was seen to take
+    sessions_offered: int = 0  # to the worker that sweeps, with a run to claim that nobody was seen to take
     runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
     runs_dismissed: int = 0  # interrupted ones that nobody goes on from, as their agents' policy is
 
@@ -99,8 +99,7 @@ def _offer_waiting_sessions(swept: Swept) -> None:
         Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
     )
     for session_id in waiting.values_list("id", flat=True):
-        dispatch.offer(session_id)
-        swept.sessions_offered += 1
+        swept.sessions_offered += dispatch.offer(session_id)
 
 
 # What becomes of an interrupted turn by itself
@@ -119,13 +118,41 @@ async def _apply_policy(run: Run, checkpoints: Checkpoints, swept: Swept) -> Non
         if agents.policy_of(run.session.agent).on_interrupt == "dismiss":
             await in_thread(admission.dismiss, run)
             swept.runs_dismissed += 1
-        elif run.automatic_resumes < settings.RUNS_MAX_RESUMES and await interruptions.is_safe(
-            run, checkpoints
-        ):
-            # Still the turn of whoever asked for it.
-            await in_thread(admission.resume, run, run.requested_by, automatic=True)
+        elif await _resume_if_safe(run, checkpoints):
             swept.runs_resumed += 1
     except (NotInterrupted, NotFound, AgentMismatch):
         pass
     except Exception:  # a graph's own reducers may raise anything; the other turns go on all the same
         logger.exception("Interrupted run %s is left to its user.", run.id)
+
+
+async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
+    """Let another worker go on at once with a turn that the worker ``own`` broke off in order to leave.
+
+    Only what is safe, if somebody else is there, and if the agent does not dismiss what was interrupted. To
+    ask the user is for what was lost; here nothing was. Raises whatever the graph's reducers raise.
+    """
+    try:
+        run = await in_thread(_to_hand_over, run_id, own)
+        if run is not None:
+            await _resume_if_safe(run, checkpoints)
+    except (NotInterrupted, NotFound, AgentMismatch):
+        pass  # somebody decided otherwise meanwhile
+
+
+def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
+    run = lifecycle.undecided().select_related("session", "requested_by").filter(id=run_id).first()
+    others = liveness.beating().filter(leaving=False).exclude(id=own)
+    if run is None or all(liveness.is_gone(other) for other in others):
+        return None
+    return run if agents.policy_of(run.session.agent).on_interrupt != "dismiss" else None
+
+
+async def _resume_if_safe(run: Run, checkpoints: Checkpoints) -> bool:
+    if run.automatic_resumes >= settings.RUNS_MAX_RESUMES or not await interruptions.is_safe(
+        run, checkpoints
+    ):
+        return False
+    # Still the turn of whoever asked for it.
+    await in_thread(admission.resume, run, run.requested_by, automatic=True)
+    return True

@@ -1,28 +1,27 @@
-"""The process that executes runs: registry of executions, heartbeat, sweep, drain."""
+"""The process that executes runs: registry of executions, heartbeat, drain."""
 
 import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import ClassVar
+from functools import partial
+from typing import Any
 from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.db.models.functions import Now
 
-from runs import agents, dispatch, follow, lifecycle, liveness, log_context, recovery, titles
+from runs import dispatch, jobs, lifecycle, liveness, log_context, recovery, titles
 from runs.bus import Bus, Message, worker_group
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.events import EventWriter
 from runs.execution import Execution, StopReason
-from runs.executor import TrackingExecutor
+from runs.host import this_host
 from runs.hub import Hub
 from runs.models import Run, Worker
+from runs.node import Node
 from runs.states import RunStatus
-from runs.tracking import track_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -34,77 +33,51 @@ _DRAIN_SHARE = 0.5
 _SEAL_SECONDS = 10
 
 
-class Supervisor:
-    """All of the engine that lives in this process, on one event loop."""
-
-    current: ClassVar["Supervisor | None"] = None
+class Supervisor(Node):
+    """The engine in a process that executes runs."""
 
     def __init__(self, bus: Bus, hub: Hub, checkpoints: Checkpoints) -> None:
+        super().__init__(bus, hub, checkpoints)
         self.id = uuid4()
-        self.bus = bus
-        self.hub = hub
-        self.checkpoints = checkpoints
         self.writer = EventWriter()
         self.executions: dict[UUID, Execution] = {}
         self.stragglers: set[Execution] = set()
-        self.leaving = False
-        self.broken = asyncio.Event()  # set when the process cannot do its work any more
-        self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims: set[asyncio.Task[None]] = set()
         self._titles: set[asyncio.Task[None]] = set()
-        self._wanted: dict[UUID, None] = {}  # sessions offered while there was no room, in order
-        self._heart: asyncio.Task[None] | None = None
-
-    @classmethod
-    async def start(cls) -> "Supervisor":
-        """Open all that the process needs, sweep once, and begin to execute."""
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(TrackingExecutor())
-        track_tasks(loop)
-        async with AsyncExitStack() as opened:
-            bus = await Bus.open()
-            opened.push_async_callback(bus.close)
-            checkpoints = await Checkpoints.open()
-            opened.push_async_callback(checkpoints.close)
-            supervisor = cls(bus, Hub.open(bus, follow.snapshot), checkpoints)
-            opened.push_async_callback(supervisor.close)
-            await supervisor._begin()
-            opened.pop_all()
-        return supervisor
+        # Sessions offered while there was no room, in order, each with the claim that is waited for.
+        self._wanted: dict[UUID, asyncio.Future[None]] = {}
+        self._queue: asyncio.Task[None] | None = None
 
     async def _begin(self) -> None:
         log_context.bind(worker=self.id)
         await self.bus.listen(worker_group(self.id), self._hear)
-        await in_thread(agents.warm_up)
         await in_thread(self._register)
         dispatch.attach(self)
-        Supervisor.current = self
         self.writer.start()
-        await self.beat()
-        self._heart = asyncio.create_task(self._beat_forever(), name="heartbeat")
-        for loop in (self._heart, *self.bus.tasks, *self.hub.tasks, *self.writer.tasks):
-            loop.add_done_callback(self._side_loop_ended)
+        if dispatch.is_shared():
+            self._queue = asyncio.create_task(jobs.take_forever(self.take), name="queue")
+        await super()._begin()
 
-    def _side_loop_ended(self, task: "asyncio.Task[None]") -> None:
-        """Without any of its side loops a process only seems to work, so it has to go, loudly."""
-        if not task.cancelled():
-            logger.critical(
-                "The loop %r ended; this process leaves.", task.get_name(), exc_info=task.exception()
-            )
-            self.broken.set()
+    def _side_loops(self) -> "list[asyncio.Task[None]]":
+        return [*super()._side_loops(), *self.writer.tasks, *([self._queue] if self._queue else [])]
 
     async def leave(self, seconds: float) -> None:
         """Take no more turns, let those in hand come to a step, mark the rest interrupted, close everything.
 
         Done within ``seconds`` as far as it is in this process's power; a caller that must be gone by
-        then ends the process.
+        then ends the process. Turns that may go on are handed over if another worker is there.
         """
         deadline = self._loop.time() + seconds
         self.leaving = True
         dispatch.attach(None)
-        await asyncio.gather(*self._claims, return_exceptions=True)
+        await self._take_no_jobs()
+        for claimed in self._wanted.values():
+            claimed.cancel()
+        self._wanted.clear()
+        # Others see at once that there is nobody here to hand anything over to.
+        await asyncio.gather(in_thread(self._sign_of_life), *self._claims, return_exceptions=True)
         for execution in self.executions.values():
             execution.drain()
         await self._ended(seconds * _DRAIN_SHARE)
@@ -113,27 +86,32 @@ class Supervisor:
         await self._ended(deadline - self._loop.time())
         await self.close()
 
-    async def close(self) -> None:
-        """Close everything at once; what still executes is left to the next sweep."""
-        if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
+    async def _end(self) -> None:
+        """What still executes is left to the next sweep."""
         dispatch.attach(None)
+        await self._take_no_jobs()
         unfinished = self._tasks | self._titles
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
         await self.writer.close()
-        await self.hub.close()
-        await self.checkpoints.close()
         await in_thread(Worker.objects.filter(id=self.id).delete)
-        await self.bus.close()
-        if Supervisor.current is self:
-            Supervisor.current = None
+
+    async def _take_no_jobs(self) -> None:
+        if self._queue is not None:
+            self._queue.cancel()
+            await asyncio.gather(self._queue, return_exceptions=True)
 
     def offer(self, session_id: UUID) -> None:
         """Claim and execute the session's first in line, when there is room. From any thread."""
         self._loop.call_soon_threadsafe(self._want, session_id)
+
+    async def take(self, session_id: UUID) -> None:
+        """Claim and execute the session's first in line, when there is room; returns when it was claimed.
+
+        On the loop. Whoever waits may be cancelled; the claim goes on.
+        """
+        await asyncio.wait({self._want(session_id)})
 
     def seal(self, run_id: UUID) -> None:
         """Let no checkpoint of this run be written any more. From any thread; waits unless on the loop."""
@@ -162,19 +140,23 @@ class Supervisor:
                 execution.stop(reason)
         await recovery.recover(self.checkpoints, self.id)
 
-    def _want(self, session_id: UUID) -> None:
+    def _want(self, session_id: UUID) -> asyncio.Future[None]:
+        claimed = self._wanted.get(session_id) or self._loop.create_future()
         if self.leaving:
-            return
-        self._wanted[session_id] = None
-        self._claim_wanted()
+            claimed.cancel()
+        else:
+            self._wanted[session_id] = claimed
+            self._claim_wanted()
+        return claimed
 
     def _claim_wanted(self) -> None:
         while self._wanted and len(self.executions) + len(self._claims) < settings.RUNS_CONCURRENCY:
             session_id = next(iter(self._wanted))
-            del self._wanted[session_id]
+            claimed = self._wanted.pop(session_id)
             task = asyncio.create_task(self._claim(session_id), name=f"claim {session_id}")
             self._claims.add(task)
             task.add_done_callback(self._claimed)
+            task.add_done_callback(partial(_tell, claimed))
 
     def _claimed(self, task: asyncio.Task[None]) -> None:
         self._claims.discard(task)
@@ -199,7 +181,9 @@ class Supervisor:
         log_context.bind(worker=self.id, session=execution.run.session_id, run=execution.run.id)
         try:
             await execution.run_to_its_end()
-            if not self.leaving:
+            if self.leaving:
+                await self._hand_over(execution.run.id)
+            else:
                 task = asyncio.create_task(titles.improve(execution.run), name=f"title {execution.run.id}")
                 self._titles.add(task)
                 task.add_done_callback(self._titles.discard)
@@ -208,6 +192,12 @@ class Supervisor:
             if execution.straggles(lambda: self.stragglers.discard(execution)):
                 self.stragglers.add(execution)
             self._claim_wanted()
+
+    async def _hand_over(self, run_id: UUID) -> None:
+        try:
+            await recovery.hand_over(run_id, self.checkpoints, self.id)
+        except Exception:  # a graph's own reducers may raise anything, and the process leaves all the same
+            logger.exception("Run %s is left to its user.", run_id)
 
     def _of_session(self, session_id: UUID) -> list[Execution]:
         return [one for one in self.executions.values() if one.run.session_id == session_id]
@@ -221,16 +211,8 @@ class Supervisor:
         if execution := self.executions.get(UUID(message["run"])):
             execution.stop(StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL)
 
-    async def _beat_forever(self) -> None:
-        while True:
-            await asyncio.sleep(settings.RUNS_HEARTBEAT)
-            try:
-                await self.beat()
-            except Exception:  # the database may be away; a worker that misses its beats is taken for dead
-                logger.exception("The heartbeat failed.")
-
     def _register(self) -> None:
-        host, boot = liveness.this_host()
+        host, boot = this_host()
         pid = os.getpid()
         Worker.objects.update_or_create(
             id=self.id,
@@ -275,14 +257,6 @@ class Supervisor:
         return marks
 
 
-@asynccontextmanager
-async def process_checkpoints() -> AsyncIterator[Checkpoints]:
-    """The process's checkpoints; in a command, opened for the occasion."""
-    if Supervisor.current is not None:
-        yield Supervisor.current.checkpoints
-        return
-    opened = await Checkpoints.open()
-    try:
-        yield opened
-    finally:
-        await opened.close()
+def _tell(waiting: asyncio.Future[None], _: Any) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

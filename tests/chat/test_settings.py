@@ -39,7 +39,7 @@ WRONG = [
     ("DATABASE_URL", "postgresql://localhost", "must be an address such as postgresql://"),
     ("DATABASE_URL", "postgresql://localhost:port/turnkeeper", "must be an address such as postgresql://"),
     ("REDIS_URL", "localhost:6379", "must be an address that begins with redis://"),
-    ("DISPATCH", "celery", "must be inprocess, not 'celery'"),
+    ("DISPATCH", "celery", "must be one of inprocess, procrastinate, not 'celery'"),
     ("TIME_ZONE", "Europe/Nowhere", "must be the name of a time zone such as Europe/Vienna"),
     ("TIME_ZONE", "../etc/passwd", "must be the name of a time zone"),
     ("LOG_FORMAT", "xml", "must be one of text, json"),

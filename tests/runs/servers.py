@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from runs import dispatch
 from runs.database import in_thread
 from runs.models import Worker
+from runs.node import Node
 from runs.worker import Supervisor
 
 # A process id beyond what a system gives out: of a process that is gone.
@@ -30,7 +31,7 @@ class Servers:
         effect. Its worker's row says that its process is gone.
         """
         supervisor = Supervisor.current
-        Supervisor.current = None
+        Node.current = None
         dispatch.attach(None)
         executions = list(supervisor.executions.values())
         writing = supervisor.writer

@@ -16,7 +16,8 @@ from runs.database import in_thread
 from runs.errors import NotInterrupted
 from runs.events import RunLog
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
-from runs.worker import Supervisor, process_checkpoints
+from runs.node import process_checkpoints
+from runs.worker import Supervisor
 from tests.fakes import SHAPES, Failure, Hold, Round, call, calls, numbered, say, text
 from tests.runs.servers import lose_process, servers_of_a_test
 from tests.runs.stage import open_stage

@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand
 from django.db import connections
 
 from runs import recovery
-from runs.worker import process_checkpoints
+from runs.node import process_checkpoints
 
 
 class Command(BaseCommand):

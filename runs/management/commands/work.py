@@ -1,0 +1,51 @@
+"""Execute turns in a process of its own."""
+
+import asyncio
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections
+
+from runs import database, dispatch
+from runs.departure import FAILED, Departure
+from runs.host import this_process
+from runs.worker import Supervisor
+
+
+class Command(BaseCommand):
+    help = (
+        "Executes turns that web processes admit, many at a time, until it gets SIGTERM or SIGINT, and then"
+        " leaves in good order: what may go on elsewhere is handed over to another worker."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if not dispatch.is_shared():
+            raise CommandError(
+                "DISPATCH is inprocess: the web process executes the turns, and a worker would find none. "
+                "Set DISPATCH=procrastinate for all processes."
+            )
+        if not database.is_migrated():
+            raise CommandError("The database is not up to date. Run `manage.py migrate` first.")
+        connections.close_all()  # this thread becomes the event loop's and must not hold one
+        if asyncio.run(self.work()):
+            raise CommandError("The engine broke and the worker has left; the log says why.")
+
+    async def work(self) -> bool:
+        """Work until told to leave, or until the engine breaks; whether it was the latter."""
+        departure = Departure(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT)
+        departure.heed_signals()
+        try:
+            supervisor = await Supervisor.start()
+            self.stdout.write(f"Worker: {this_process()}")
+            self.stdout.flush()
+            is_broken = await departure.reason(supervisor.broken)
+            if is_broken:
+                departure.exit_code = FAILED
+        except BaseException:
+            departure.exit_code = FAILED
+            raise
+        finally:
+            departure.set_deadline()  # what is stuck may also hold up the end of the interpreter
+        await supervisor.leave(departure.seconds_left)
+        return is_broken

@@ -1,12 +1,9 @@
 """A cancel against whatever else ends a turn at the same moment: one terminal fact, and everybody agrees.
 
-``RACE_TRIES`` (default 20) is how often each pair races, with random timing each time; ``RACE_SEED`` repeats
-a sequence that was printed.
+``tests.races`` says how often.
 """
 
 import asyncio
-import os
-import random
 from collections import Counter
 from uuid import uuid4
 
@@ -18,12 +15,11 @@ from runs.models import Cancellation, RunEvent
 from runs.states import TERMINAL_EVENT
 from runs.worker import Supervisor
 from tests.fakes import Disconnect, Round, call, numbered, say
+from tests.races import TRIES, timing
 from tests.runs.servers import lose_process
 from tests.runs.stage import open_stage
 from tests.runs.waiting import log_of, terminal
 
-TRIES = int(os.environ.get("RACE_TRIES", "20"))
-SEED = int(os.environ.get("RACE_SEED", random.randrange(2**32)))
 TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
 
 
@@ -33,13 +29,13 @@ async def stage(engine, alice, serve, tmp_path):
         yield opened
 
 
-async def nothing(seconds):
+async def nothing(moment):
     """The turn comes to its end by itself."""
 
 
-async def reclaim(seconds):
-    """A sweeper takes the worker for dead."""
-    await asyncio.sleep(random.uniform(0, seconds))
+async def reclaim(moment):
+    """A sweeper takes the worker for dead after so many seconds."""
+    await asyncio.sleep(moment)
     await in_thread(lose_process, Supervisor.current)
     await in_thread(recovery.sweep, uuid4())
     await Supervisor.current.beat()
@@ -57,8 +53,7 @@ SOURCES = ["user", "disconnect"]
 @pytest.mark.timeout(max(120, 3 * TRIES))
 @pytest.mark.parametrize("opponent", OPPONENTS)
 async def test_line_20_cancel_against(stage, opponent):
-    print(f"RACE_SEED={SEED}")
-    random.seed(SEED)
+    chance = timing()
     rounds, interfere = OPPONENTS[opponent]
     endings: Counter[str] = Counter()
     usual = await undisturbed(stage, rounds)
@@ -70,14 +65,14 @@ async def test_line_20_cancel_against(stage, opponent):
         source = SOURCES[number % 2]
 
         async def stop(run_id=run_id, source=source):
-            await asyncio.sleep(random.uniform(0, 1.3 * usual))
+            await asyncio.sleep(chance.uniform(0, 1.3 * usual))
             if source == "disconnect":
                 accepted = await stage.cancel(run_id, source=source)
             else:
                 accepted = await in_thread(operations.cancel_session, stage.owner, stage.session)
             return await operations.wait_for_cancellation(accepted, 10)
 
-        answer, _ = await asyncio.gather(stop(), interfere(usual))
+        answer, _ = await asyncio.gather(stop(), interfere(chance.uniform(0, usual)))
         ended = await terminal(run_id)
         endings[ended.status] += 1
         await one_fact(stage, ended, answer)

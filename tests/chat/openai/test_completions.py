@@ -24,6 +24,7 @@ from tests.chat.openai.completions import (
 from tests.fakes import Failure, Round, say, text
 from tests.fakes import call as tool_call
 from tests.provider import Usage, spelled
+from tests.races import TRIES, timing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -295,12 +296,15 @@ class TestDisconnect:
         assert not await Cancellation.objects.aexists()
 
     @pytest.mark.slow
+    @pytest.mark.timeout(max(120, 2 * TRIES))
     async def test_line_20_a_disconnect_against_the_natural_end_gives_one_terminal_fact(
         self, engine, model, alice
     ):
-        for _ in range(25):
+        chance = timing()
+        for _ in range(TRIES):
             _, http = await stream(alice, "hello")
             await http.block()
+            await asyncio.sleep(chance.uniform(0, 0.05))
             await http.disconnect()
         await eventually(
             lambda: in_thread(lambda: not Run.objects.exclude(status__in=("completed", "cancelled")).exists())

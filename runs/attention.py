@@ -1,0 +1,48 @@
+"""What an operator should look at now. Each query reads what is active or unknown only, however many runs
+there have been."""
+
+from datetime import timedelta
+
+from django.conf import settings
+from django.db.models import Count, Q, QuerySet
+from django.db.models.functions import Now
+
+from runs import liveness
+from runs.models import Run, Session, ToolCall, Worker
+from runs.states import Effect, RunStatus
+
+# Turns in the queue of one session that are more than somebody is likely to have typed ahead.
+LONG_QUEUE = 5
+# A tool call whose effect nobody knows is news for this long.
+RECENT = timedelta(days=1)
+
+
+def stuck_runs() -> QuerySet[Run]:
+    """Running runs whose worker does not beat, or that were silent for longer than any part of one may be."""
+    limit = max(settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT) + settings.RUNS_HEARTBEAT
+    silent = Q(last_event_at__lt=Now() - timedelta(seconds=limit))
+    lost = ~Q(worker__in=liveness.beating()) | Q(worker=None)
+    return Run.objects.filter(silent | lost, status=RunStatus.RUNNING)
+
+
+def overdue_cancels() -> QuerySet[Run]:
+    """Runs that run on although their cancel was accepted longer ago than one may take."""
+    limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
+    return Run.objects.filter(status=RunStatus.RUNNING, cancel_requested_at__lt=Now() - limit)
+
+
+def dead_workers() -> QuerySet[Worker]:
+    """Workers that have not beaten for so long that their runs are, or will be, taken from them."""
+    return Worker.objects.exclude(id__in=liveness.beating())
+
+
+def unknown_effects() -> QuerySet[ToolCall]:
+    """Tool calls of runs that ended of late, of which nobody knows what they did."""
+    return ToolCall.objects.filter(effect=Effect.UNKNOWN, run__finished_at__gte=Now() - RECENT)
+
+
+def long_queues() -> QuerySet[Session]:
+    """Sessions with an unusual number of turns in their queues."""
+    queued = Run.objects.filter(status=RunStatus.QUEUED).values("session")
+    long = queued.annotate(turns=Count("id")).filter(turns__gte=LONG_QUEUE).order_by()
+    return Session.objects.filter(id__in=long.values("session"))

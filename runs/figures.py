@@ -1,0 +1,140 @@
+"""The figures of a day and of a cancel, read from what is stored and nowhere counted beside it.
+
+Days are those of the configured time zone: of 23, 24 or 25 hours. What deleted sessions add to a day comes
+from ``DailyTotal``, in the same statement, so that a deletion in between neither doubles nor loses a run.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from math import ceil
+from typing import Any, TypeAlias
+
+from django.conf import settings
+from django.core.cache import cache
+from django.db.models import Count, IntegerField, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce
+from django.utils import timezone
+
+from runs.models import Cancellation, DailyTotal, Run
+from runs.states import RunStatus
+
+# Seconds for which the figures of a day that is over are not read again. They hardly change any more.
+CLOSED_DAY_LASTS = 60
+# Cancels of which the distribution is made, the latest ones: no more are read, however many there are.
+LATEST_CANCELS = 5_000
+
+_NUMBERS = ("runs", "input_tokens", "output_tokens")
+
+Rows: TypeAlias = list[tuple[str, str, int, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DayTotal:
+    """What the runs of one agent that ended on one day, with one status, come to."""
+
+    day: date
+    agent: str
+    status: str
+    runs: int
+    input_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+def latest_days(number: int) -> list[date]:
+    """The latest so many days, today the last."""
+    today = timezone.localdate()
+    return [today - timedelta(days=ago) for ago in reversed(range(number))]
+
+
+def bounds(day: date) -> tuple[datetime, datetime]:
+    """The moments at which a day begins and at which the next one does."""
+    zone = timezone.get_default_timezone()
+    begin, end = (datetime.combine(one, time.min, zone) for one in (day, day + timedelta(days=1)))
+    return begin, end
+
+
+def by_day(days: Sequence[date]) -> list[DayTotal]:
+    """All that ended on these days, in their order; a day without an ended run has no row."""
+    kept: dict[str, Rows] = cache.get_many([_key(day) for day in days if day < timezone.localdate()])
+    missing = [day for day in days if _key(day) not in kept]
+    found = _read(missing) if missing else {}
+    over = {_key(day): found[day] for day in missing if day < timezone.localdate()}
+    cache.set_many(over, CLOSED_DAY_LASTS)
+    rows = {day: found[day] if day in found else kept[_key(day)] for day in days}
+    return [DayTotal(day, *row) for day in days for row in rows[day]]
+
+
+def _key(day: date) -> str:
+    return f"figures:{settings.TIME_ZONE}:{day}"
+
+
+def _read(days: Sequence[date]) -> dict[date, Rows]:
+    """The rows of each day: one statement that reads nothing but an index and the totals."""
+    sums: dict[date, dict[tuple[str, str], tuple[int, ...]]] = {day: {} for day in days}
+    first, *others = _parts(days)
+    for number, agent, status, *numbers in first.union(*others, all=True):
+        of_day = sums[days[number]]
+        before = of_day.get((agent, status), (0,) * len(_NUMBERS))
+        of_day[agent, status] = tuple(map(sum, zip(before, numbers, strict=True)))
+    return {
+        day: sorted((*group, *numbers) for group, numbers in of_day.items()) for day, of_day in sums.items()
+    }
+
+
+def _parts(days: Iterable[date]) -> Iterable[QuerySet[Any, Any]]:
+    for number, day in enumerate(days):
+        place = Value(number, IntegerField())
+        begin, end = bounds(day)
+        yield (
+            Run.objects.filter(finished_at__gte=begin, finished_at__lt=end)
+            .order_by()
+            .values_list(place, "agent", "status")
+            .annotate(
+                runs=Count("*"),
+                input=Coalesce(Sum("input_tokens"), 0),
+                output=Coalesce(Sum("output_tokens"), 0),
+            )
+        )
+        yield DailyTotal.objects.filter(day=day).order_by().values_list(place, "agent", "status", *_NUMBERS)
+
+
+@dataclass(frozen=True, slots=True)
+class CancelLatency:
+    """How long cancels took from their acceptance to their settling."""
+
+    bounds: tuple[float, ...]  # seconds, upwards; cancels that took no longer
+    counts: tuple[int, ...]  # one for each bound, and those that took longer than all of them
+    median: float | None  # seconds; None without any cancel
+    most: float | None  # seconds within which 95 of 100 settled
+    longest: float | None  # seconds
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+
+def cancel_latency(since: datetime, bounds: tuple[float, ...]) -> CancelLatency:
+    """Of the cancels accepted since then that have settled; of the latest ones if there are very many."""
+    settled = Cancellation.objects.filter(accepted_at__gte=since, settled_at__isnull=False)
+    latest = settled.order_by("-accepted_at", "-id").values_list("accepted_at", "settled_at")
+    took = sorted((end - begin).total_seconds() for begin, end in latest[:LATEST_CANCELS])
+    counts = [0] * (len(bounds) + 1)
+    for seconds in took:
+        counts[next((place for place, bound in enumerate(bounds) if seconds <= bound), len(bounds))] += 1
+    return CancelLatency(bounds, tuple(counts), _share(took, 0.5), _share(took, 0.95), _share(took, 1))
+
+
+def _share(ordered: Sequence[float], share: float) -> float | None:
+    """The smallest number that this share of all does not exceed."""
+    return ordered[ceil(len(ordered) * share) - 1] if ordered else None
+
+
+def active_by_worker() -> dict[Any, int]:
+    """Runs in execution by the id of their worker; None for those whose worker is gone."""
+    running = Run.objects.filter(status=RunStatus.RUNNING).order_by().values_list("worker")
+    return dict(running.annotate(runs=Count("*")))

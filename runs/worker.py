@@ -70,8 +70,7 @@ class Supervisor(Node):
         then ends the process. Turns that may go on are handed over if another worker is there.
         """
         deadline = self._loop.time() + seconds
-        self.leaving = True
-        dispatch.attach(None)
+        self.leaving = True  # nothing is claimed any more; what executes can still be sealed
         await self._take_no_jobs()
         for claimed in self._wanted.values():
             claimed.cancel()

@@ -501,7 +501,7 @@ async def test_a_checkpoint_older_than_the_log(stage, servers, decision):
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])
 async def test_line_37_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
-    """What was queued behind the lost run and cancelled there has ended after it, but has not taken its place."""
+    """What was queued behind the lost run and cancelled there ended later, but has not taken its place."""
     run_id = await cut_in_answer(stage)
     queued = await stage.start("never mind", multitask="enqueue")
     await servers.crash()
@@ -719,6 +719,32 @@ async def test_line_41_a_turn_in_its_last_step_may_still_complete(stage, servers
     await leaving
 
     assert (await terminal(run_id)).status == "completed"
+
+
+@pytest.mark.sqlite("PostgreSQL fences by the run's row")
+async def test_line_43_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_first(
+    stage, servers, olivia, monkeypatch
+):
+    stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
+    run_id = await stage.start()
+    await stage.script.gate("last").reached()
+    [execution] = Supervisor.current.executions.values()
+    closed = []
+    end = lifecycle._end
+
+    def ending(*args, **how):
+        closed.append(execution._saver._gate.closed)
+        end(*args, **how)
+
+    monkeypatch.setattr(lifecycle, "_end", ending)
+    leaving = asyncio.create_task(servers.leave(5))
+    await until(lambda: Supervisor.current.leaving)
+
+    await in_thread(operations.force_cancel, olivia, run_id, "It has to be now.")
+
+    assert closed == [True]
+    assert (await terminal(run_id)).status == "cancelled"
+    await leaving
 
 
 @pytest.mark.parametrize("where", ["answer", "slow_async", "heeding_sync", "hang", "hang_async"])

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
-from channels.layers import get_channel_layer
 from django.conf import settings
 from django.db import connection
 from django.http import HttpRequest, JsonResponse
@@ -16,6 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from runs import liveness
+from runs.bus import Bus
 from runs.database import in_thread
 from runs.node import Node
 from runs.worker import Supervisor
@@ -75,11 +75,10 @@ def _select() -> None:
 
 async def _channel_layer() -> str | None:
     """A message to ourselves has to arrive."""
-    layer = get_channel_layer()
-    channel = await layer.new_channel("health")
-    await layer.send(channel, {"type": "health"})
-    message = await layer.receive(channel)
-    return None if message["type"] == "health" else "something else arrived"
+    if Bus.current is None:
+        return "not started"
+    await Bus.current.echo()
+    return None
 
 
 async def _worker() -> str | None:

@@ -141,15 +141,26 @@ DATABASES: dict[str, dict[str, Any]] = {
     }
 }
 if DATABASE is not None:
+    given = DATABASE.get("OPTIONS", {})
+    limits = "-c idle_in_transaction_session_timeout=10s -c lock_timeout=15s"
     DATABASES["default"] = {
         **DATABASE,
         "ENGINE": "django.db.backends.postgresql",
         "CONN_MAX_AGE": 0,  # the pool keeps connections, a thread only borrows one
-        "CONN_HEALTH_CHECKS": True,
+        "CONN_HEALTH_CHECKS": True,  # one that died while it was idle is not given out
         "OPTIONS": {
-            **DATABASE.get("OPTIONS", {}),
+            # A server that vanished without a word is noticed after some 20 seconds instead of minutes.
             "connect_timeout": 5,
-            "pool": {"min_size": 1, "max_size": 20, "timeout": 10},
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 2,
+            "tcp_user_timeout": 20_000,
+            **given,
+            # A process that is frozen in the middle of a transaction keeps its locks until the server ends
+            # its session. Whoever waits for them then goes on; who waits longer fails instead of hanging.
+            "options": f"{limits} {given.get('options', '')}".rstrip(),
+            # The database threads, the event writer and some requests; the checkpoints have a pool of theirs.
+            "pool": {"min_size": 1, "max_size": 12, "timeout": 10},
         },
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -159,13 +170,22 @@ CHECKPOINT_PATH = DATA_DIR / "checkpoints.sqlite3"  # the messages; with Postgre
 CHANNEL_LAYERS: dict[str, dict[str, Any]]
 CACHES: dict[str, dict[str, Any]]
 if REDIS_URL:
+    # Not the layer that keeps messages in lists: what is sent here is a hint, and pub/sub takes a sixth of
+    # its time and CPU for each message, and hears again by itself once its server is back.
     CHANNEL_LAYERS = {
         "default": {
-            "BACKEND": "channels_redis.core.RedisChannelLayer",
-            "CONFIG": {"hosts": [REDIS_URL], "capacity": 10_000},
+            "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+            "CONFIG": {"hosts": [REDIS_URL]},
         }
     }
-    CACHES = {"default": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": REDIS_URL}}
+    CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": REDIS_URL,
+            # A count is not worth more; without one nobody is held up.
+            "OPTIONS": {"socket_timeout": 1, "socket_connect_timeout": 1},
+        }
+    }
 else:
     CHANNEL_LAYERS = {
         "default": {"BACKEND": "channels.layers.InMemoryChannelLayer", "CONFIG": {"capacity": 10_000}}
@@ -271,6 +291,8 @@ LOGGING = {
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
         "django": {"handlers": [], "level": "INFO", "propagate": True},
+        # It would write a traceback every second while Redis is away; that it is away, the engine says.
+        "channels_redis": {"level": "CRITICAL"},
         # These tell each request and step at INFO, which drowns what an operator looks for.
         **{
             name: {"level": "WARNING"}

@@ -9,6 +9,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias
+from uuid import uuid4
 
 from asgiref.sync import async_to_sync
 from channels.layers import InMemoryChannelLayer, get_channel_layer
@@ -20,6 +21,8 @@ Handler: TypeAlias = Callable[[Message], None]
 
 # With a dead layer nobody is helped by what waits here; the log has it all.
 _OUTBOX_LIMIT = 10_000
+# How long, in seconds, to wait for a layer whose server hangs: so much later a client begins to follow.
+_PATIENCE = 2.0
 
 
 class Bus:
@@ -27,10 +30,10 @@ class Bus:
 
     current: ClassVar["Bus | None"] = None
 
-    def __init__(self, channel: str) -> None:
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._channel = channel
         self._layer = get_channel_layer()
+        self._channel = ""  # not joined yet
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
         self._outgoing = asyncio.Event()
@@ -38,8 +41,9 @@ class Bus:
 
     @classmethod
     async def open(cls) -> "Bus":
-        """Join the channel layer and become the process's bus."""
-        bus = cls(await get_channel_layer().new_channel("process"))
+        """Become the process's bus, and join the channel layer; later, if it is away now."""
+        bus = cls()
+        await bus._quietly(bus._join())
         bus.tasks = [
             asyncio.create_task(bus._send_forever(), name="bus sender"),
             asyncio.create_task(bus._receive_forever(), name="bus receiver"),
@@ -54,9 +58,10 @@ class Bus:
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for group in list(self._handlers):
-            await self._quietly(self._layer.group_discard(group, self._channel))
-        self._handlers.clear()
+        groups, self._handlers = self._handlers if self._channel else {}, {}
+        for group in groups:
+            if not await self._quietly(self._layer.group_discard(group, self._channel)):
+                break
 
     def publish(self, group: str, message: Message) -> None:
         """Send ``message`` to every process that listens to ``group``; from any thread, without blocking."""
@@ -72,16 +77,31 @@ class Bus:
     async def listen(self, group: str, handler: Handler) -> None:
         """Call ``handler`` with each message of ``group``, on the loop. One handler a group."""
         self._handlers[group] = handler
-        await self._quietly(self._layer.group_add(group, self._channel))
+        if self._channel:
+            await self._quietly(self._layer.group_add(group, self._channel))
 
     async def unlisten(self, group: str) -> None:
         """Stop listening to ``group``."""
-        if self._handlers.pop(group, None):
+        if self._handlers.pop(group, None) and self._channel:
             await self._quietly(self._layer.group_discard(group, self._channel))
+
+    async def echo(self) -> None:
+        """Return once a message to ourselves has arrived; raises what the layer raises while it is away."""
+        if not self._channel:
+            raise ConnectionError("The channel layer has not been joined yet.")
+        group = f"echo.{uuid4()}"
+        heard = asyncio.Event()
+        self._handlers[group] = lambda _: heard.set()
+        try:
+            await self._layer.group_add(group, self._channel)
+            await self._layer.group_send(group, _envelope(group, [{}]))
+            await heard.wait()
+        finally:
+            await self.unlisten(group)
 
     async def refresh(self) -> None:
         """Join all groups anew: layers forget a member that was not read for a while, or restarted empty."""
-        for group in list(self._handlers):
+        for group in list(self._handlers) if self._channel else ():
             if not await self._quietly(self._layer.group_add(group, self._channel)):
                 return
 
@@ -103,13 +123,17 @@ class Bus:
         for group, message in taken:
             groups[group].append(message)
         for group, messages in groups.items():
-            await self._quietly(
-                self._layer.group_send(group, {"type": "bus", "group": group, "messages": messages})
-            )
+            await self._quietly(self._layer.group_send(group, _envelope(group, messages)))
+
+    async def _join(self) -> None:
+        self._channel = await self._layer.new_channel("process")
 
     async def _receive_forever(self) -> None:
         while True:
             try:
+                if not self._channel:
+                    await self._join()
+                    await self.refresh()
                 envelope = await self._layer.receive(self._channel)
             except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
                 logger.warning("The channel layer cannot be read: %s. Clients catch up by polling.", error)
@@ -127,7 +151,9 @@ class Bus:
 
     async def _quietly(self, sending: Any) -> bool:
         try:
-            async with asyncio.timeout(5):  # wait_for loses a cancel that comes together with the result
+            async with asyncio.timeout(
+                _PATIENCE
+            ):  # wait_for loses a cancel that comes together with the result
                 await sending
         except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
             logger.warning(
@@ -146,9 +172,14 @@ def publish(group: str, message: Message) -> None:
     if isinstance(layer, InMemoryChannelLayer):
         return  # nobody else could hear it
     try:
-        async_to_sync(layer.group_send)(group, {"type": "bus", "group": group, "messages": [message]})
+        async_to_sync(layer.group_send)(group, _envelope(group, [message]))
     except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
         logger.warning("The channel layer does not take messages: %r. It is caught up by polling.", error)
+
+
+def _envelope(group: str, messages: list[Message]) -> Message:
+    """What the layer carries; ``type`` is of its own protocol."""
+    return {"type": "bus", "group": group, "messages": messages}
 
 
 def session_group(session_id: object) -> str:

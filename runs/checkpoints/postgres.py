@@ -21,12 +21,9 @@ from runs.states import RunStatus
 T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[DictRow]
 
-POOL_SIZE = 10
+POOL_SIZE = 8
 # How long, in seconds, a read or write waits for a connection while the database is away or all are in use.
 POOL_TIMEOUT = 10.0
-# A process that is frozen in the middle of a transaction keeps its locks. If it is ours, the server then ends
-# the session; if it is another, the write fails, instead of holding up its run and the run's cancel for ever.
-LOCK_TIMEOUT = "10s"
 
 # Lets the event batches pass (FOR NO KEY UPDATE) and waits for a change of status (FOR UPDATE).
 LOCK_CLAIMED_RUN = (
@@ -70,7 +67,6 @@ class PostgresStorage(Storage):
             min_size=1,
             max_size=POOL_SIZE,
             timeout=POOL_TIMEOUT,
-            configure=_configure,
             check=AsyncConnectionPool.check_connection,  # it may have been closed while it was idle
             name="checkpoints",
             open=False,
@@ -122,23 +118,11 @@ def create_tables(using: str = DEFAULT_DB_ALIAS, **_signal: Any) -> None:
 
 
 def _parameters(using: str) -> dict[str, Any]:
-    """How Django connects to this database, as psycopg takes it."""
+    """How Django connects to this database, with all limits of the settings, as psycopg takes it."""
     parameters = connections[using].get_connection_params()
     # Django's own cursors and adapters, which LangGraph's SQL is not made for.
     del parameters["cursor_factory"], parameters["context"]
-    # A server that vanished without a word is noticed after some 20 seconds instead of minutes.
-    defaults = {
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 2,
-        "tcp_user_timeout": 20_000,
-    }
-    return {**defaults, **parameters}
-
-
-async def _configure(connection: Connection) -> None:
-    await connection.execute(f"SET idle_in_transaction_session_timeout = '{LOCK_TIMEOUT}'")
-    await connection.execute(f"SET lock_timeout = '{LOCK_TIMEOUT}'")
+    return parameters
 
 
 async def _lock_claimed_run(connection: Connection, claim: Claim) -> None:

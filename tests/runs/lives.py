@@ -1,41 +1,28 @@
-"""A machine that lets runs live in any order of events that the database can see, and looks after each step.
+"""A machine that lets runs live in any order of events that the database can see.
 
 One thread, one transaction that is rolled back at the end: what interleaves are the steps of workers, users,
-operators and sweeps. What two transactions do to each other at the same moment is not seen here.
+operators and sweeps. What two transactions do to each other at the same moment is not seen here. Single steps
+meet each other by chance; where a fault takes a chain of them, one rule does the chain. What has to hold
+after each step is in ``truths``.
 """
 
 import os
-from collections import Counter, defaultdict
-from contextlib import contextmanager
+from collections import Counter
 from datetime import timedelta
 from types import SimpleNamespace
-from uuid import uuid4
 
 from django.conf import settings
-from django.contrib.auth import get_user_model
-from django.db import transaction
-from django.utils import timezone
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    multiple,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runs import admission, dispatch, events, lifecycle, liveness, recovery, statistics
-from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, QueueFull, RunActive
+from runs import admission, events, lifecycle, liveness, reconciliation, recovery, turns
+from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
 from runs.lifecycle import Error, Result
-from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
+from runs.models import Cancellation, Run, Worker
 from runs.states import (
     ACTIVE,
     OCCUPYING,
     TERMINAL,
-    TERMINAL_EVENT,
-    CancelOutcome,
     Effect,
     ErrorCode,
     EventType,
@@ -44,464 +31,586 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
-from runs.transcript import note_id
 from tests.runs.servers import NO_PROCESS
+from tests.runs.truths import Truths, claimable, undecided, undone
 
-TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
-# What may still change of a run once it has ended: what became of it, and what is known of its history.
-AFTER_THE_END = {"resolution", "repaired", "worker_id"}
-
-
+SESSION = st.sampled_from([0, 0, 0, 1])  # most of it happens in one of the two
+WORKER = st.integers(0, 3)
+ANY = st.integers(0, 11)  # one of those there are
 KINDS = st.lists(
-    st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count"]), min_size=1, max_size=4
+    st.sampled_from(["text", "ask", "start", "end", "fail", "open", "count", "guess", "first", "later"]),
+    min_size=1,
+    max_size=4,
 )
-ENDINGS = st.sampled_from([RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED])
+ENDINGS = [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.INTERRUPTED]
+# What an execution does, whether or not the run is still its own.
+ACTS = ["write", "wait", *ENDINGS]
+# How the log's commit may go: its reply arrives, or is lost, or nothing of it has come about.
+COMMITS = st.sampled_from(["well", "well", "reply lost", "lost"])
+LOSSES = ["dies", "buried", "leaves"]
+DECISIONS = st.sampled_from(list(Resolution))
+MULTITASK = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt"])
 
 
 class Execution(SimpleNamespace):
-    """What an execution knows: ``run_id``, ``claim`` and ``batches``. It may be a zombie."""
+    """What an execution knows: ``run_id``, ``claim``, ``worker`` and ``batches``. It may be a zombie."""
 
 
-class Lives(RuleBasedStateMachine):
+# By name, how often a step is taken, and what it is given. All are one rule to Hypothesis, which would leave
+# out half of its rules in each life.
+STEPS = {}
+
+
+def step(weight, **arguments):
+    """One of the things that may happen next."""
+
+    def register(function):
+        STEPS[function.__name__] = weight, st.fixed_dictionaries(arguments)
+        return function
+
+    return register
+
+
+def _arguments(name):
+    return st.tuples(st.just(name), STEPS[name][1])
+
+
+class Lives(Truths, RuleBasedStateMachine):
     """Two sessions, workers that come and go, and everybody who may do something to a run."""
 
-    executions = Bundle("executions")
+    lives = 0  # begun so far, of all
 
-    @initialize(target=executions)
+    @initialize()
     def begin(self):
         """Everything, and one run that is executed."""
-        self.transaction = transaction.atomic()
-        self.transaction.__enter__()
-        self.offered = set()
-        dispatch.attach(SimpleNamespace(offer=self.offered.add, seal=lambda run_id: None))
-        self.user = get_user_model().objects.create(username=f"user {uuid4()}")
-        self.sessions = [Session.objects.create(owner=self.user, agent="assistant") for _ in range(2)]
+        Lives.lives += 1
+        self.set_up()
         self.workers = []
-        self.counted = defaultdict(Counter)  # by run, from what was committed
-        self.ended = {}  # by run, its row and log as they were at its end
-        self.asked = {}  # by run, when its first cancel was accepted
-        self.revisions = Counter()
-        self.settled = {}
+        self.executions = []
         self.keys = {}
         self.start_worker()
         self.start_worker()
+        self.look()
         self.admit(0, "reject", None, "one")
-        return self.claim(0, 0)
+        self.look()
+        self.claim(0, 0)
 
     def teardown(self):
-        dispatch.attach(None)
-        if hasattr(self, "transaction"):
-            transaction.set_rollback(True)
-            self.transaction.__exit__(None, None, None)
+        if hasattr(self, "world"):
+            self.tear_down()
+
+    @invariant()
+    def all_is_well(self):
+        self.look()
 
     # Users
 
-    @rule(
-        n=st.integers(0, 1),
-        multitask=st.sampled_from(["reject", "enqueue", "enqueue", "interrupt"]),
+    @step(
+        3,
+        n=SESSION,
+        multitask=MULTITASK,
         key=st.sampled_from([None, None, "a", "b"]),
-        text=st.sampled_from(["one", "two"]),
+        text=st.sampled_from("xy"),
     )
     def admit(self, n, multitask, key, text):
         session = self.sessions[n]
-        active = Run.objects.filter(session=session, status__in=ACTIVE)
-        before = {run.id: run for run in active}
-        queued = sum(run.status == RunStatus.QUEUED for run in before.values())
+        before = [run for run in self.of(n) if run.status in ACTIVE]
+        queued = sum(run.status == RunStatus.QUEUED for run in before)
         turn = admission.Turn.checked(
             text, multitask=multitask, on_disconnect="continue", stream_modes=(), key=key
         )
-        known = self.keys.get((session.id, key)) if key else None
+        known = self.keys.get((session, key)) if key else None
         try:
-            run = admission.admit(session.id, self.user, turn)
+            run = admission.admit(session, self.user, turn)
         except IdempotencyConflict:
-            assert known is not None
-            assert known[1] != turn.digest
+            assert known is not None, "a new key was taken for an old one"
+            assert known[1] != turn.digest, "the same request was refused"
             return
         except RunActive:
-            assert known is None
-            assert multitask == "reject"
-            assert before
+            assert known is None, "a key was forgotten"
+            assert before, "a turn was refused for no reason"
+            assert multitask == "reject", "a turn was refused for no reason"
             return
         except QueueFull:
-            assert queued >= settings.RUNS_QUEUE_LIMIT
+            assert queued >= settings.RUNS_QUEUE_LIMIT, "a turn was refused for no reason"
             return
         if known is not None:
             assert (run.id, turn.digest) == known, "the same key gave another run"
             return
         assert multitask != "reject" or not before, "a turn was taken beside an active one"
+        assert multitask == "interrupt" or queued < settings.RUNS_QUEUE_LIMIT, "the queue has no limit"
         if key:
-            self.keys[session.id, key] = run.id, turn.digest
+            self.keys[session, key] = run.id, turn.digest
         self.counted[run.id]["message_count"] = 1
+        waiting = Run.objects.filter(session=session, status=RunStatus.INTERRUPTED, resolution=None)
+        assert not waiting.exists(), "a new message decided nothing"
         if multitask == "interrupt":
-            for one in Run.objects.filter(id__in=before):
+            for one in Run.objects.filter(id__in=[run.id for run in before]):
                 assert one.cancel_requested_at is not None, "interrupt left a run alone"
 
-    @rule(n=st.integers(0, 1))
-    def answer(self, n):
-        run = Run.objects.filter(session=self.sessions[n], status=RunStatus.WAITING).first()
+    @step(2, n=SESSION, i=ANY, whole=st.sampled_from([True, True, True, False]))
+    def answer(self, n, i, whole):
+        run = self.pick([run for run in self.of(n) if run.status == RunStatus.WAITING] or self.of(n), i)
         if run is None:
             return
-        answered = run.answers is not None
+        may = run.status == RunStatus.WAITING and run.answers is None
         try:
-            lifecycle.answer(run.id, {"q": "yes"}, self.user)
+            lifecycle.answer(run.id, {"q": "yes"} if whole else {}, self.user)
         except NotWaiting:
-            assert answered
+            assert not may, "an answer was refused for no reason"
+        except Invalid:
+            assert not whole, "an answer was refused for no reason"
         else:
-            assert not answered, "a question was answered twice"
+            assert may, "what does not wait was answered"
+            assert whole, "half an answer was taken"
 
-    @rule(n=st.integers(0, 1), how=st.sampled_from(list(Resolution)))
-    def decide(self, n, how):
-        latest = (
-            Run.objects.filter(session=self.sessions[n], position__isnull=False).order_by("position").last()
-        )
-        if latest is None:
+    @step(5, n=SESSION, i=ANY, how=DECISIONS)
+    def decide(self, n, i, how):
+        """About the one that waits for it, about the latest, or about any."""
+        waiting = undecided(self.of(n))
+        latest = [run for run in self.of(n) if run.position is not None]
+        run = self.pick([*waiting, *sorted(latest, key=place)[-1:], *self.of(n)], i)
+        if run is None:
             return
-        interrupted = latest.status == RunStatus.INTERRUPTED and latest.resolution is None
+        if waiting:
+            may = run.id == waiting[0].id
+        else:
+            is_latest = run.status in TERMINAL and run.position == max(map(place, latest))
+            may = how == Resolution.RETRIED and is_latest
+            may = may and run.resolution in (None, Resolution.DISMISSED)
         try:
             if how == Resolution.RESUMED:
-                new = admission.resume(latest, self.user)
-                self.counted[new.id]["message_count"] = 0
+                new = admission.resume(run, self.user)
             elif how == Resolution.RETRIED:
-                new = admission.retry(latest, self.user, None)
-                self.counted[new.id]["message_count"] = 1
+                new = admission.retry(run, self.user, None)
             else:
-                admission.dismiss(latest)
+                new = None
+                admission.dismiss(run)
         except NotInterrupted:
-            assert not interrupted
+            assert not may, "a decision was refused for no reason"
             return
-        if how == Resolution.RETRIED:
-            assert latest.status in TERMINAL
-            assert latest.resolution in (None, Resolution.DISMISSED), "a turn was retried twice"
-        else:
-            assert interrupted, f"{latest.status} {latest.resolution} was {how}"
-        if how != Resolution.DISMISSED:
-            assert new.line == min(
-                Run.objects.filter(session=new.session_id, status=RunStatus.QUEUED).values_list(
-                    "line", flat=True
-                )
-            ), "what goes on is not the first in line"
+        assert may, f"{run.status} {run.resolution} was {how}"
+        if new is not None:
+            self.counted[new.id]["message_count"] = int(how == Resolution.RETRIED)
+            queued = Run.objects.filter(session=new.session_id, status=RunStatus.QUEUED)
+            assert new.id == queued.order_by("line").first().id, "what goes on is not the first in line"
 
     # Cancels
 
-    @rule(n=st.integers(0, 1), first=st.booleans())
-    def cancel(self, n, first):
-        active = Run.objects.filter(session=self.sessions[n]).order_by("position", "line")
-        run = (active.filter(status__in=OCCUPYING) if first else active).last()
+    @step(3, n=SESSION, i=ANY, of=st.sampled_from([OCCUPYING, (RunStatus.QUEUED,), TERMINAL]))
+    def cancel(self, n, i, of):
+        run = self.pick([run for run in self.of(n) if run.status in of], i)
         if run is None:
             return
-        operation = lifecycle.request_cancel(run.id, source="user", reason="", requested_by=self.user)
-        self.look_at_cancel(run, operation)
+        operation = lifecycle.request_cancel(run.id, **self.who("user"))
+        after = Run.objects.get(id=run.id)
+        if run.status in TERMINAL and run.status != RunStatus.CANCELLED:
+            assert operation is None, "a cancel of what had ended was recorded"
+            return
+        assert operation is not None, "a cancel was not recorded"
+        assert operation.run_id == run.id, "a cancel joined that of another run"
+        if run.status != RunStatus.RUNNING or run.worker_id not in self.alive:
+            assert after.status == RunStatus.CANCELLED, "what nobody executes was left for somebody to stop"
+            assert operation.settled_at is not None, "a cancel waits for nobody"
+        else:
+            assert after.status == RunStatus.RUNNING, "a run ended under its execution"
+            assert operation.settled_at is None, "a cancel settled before its run ended"
+            pending = [one for one in self.cancels if one.run_id == run.id and one.settled_at is None]
+            assert not pending or operation.id == pending[0].id, "a second cancel did not join the first"
 
-    @rule(n=st.integers(0, 1))
+    @step(1, n=SESSION)
     def cancel_session(self, n):
-        active = list(Run.objects.filter(session=self.sessions[n], status__in=ACTIVE))
-        lifecycle.request_session_cancel(
-            self.sessions[n].id, source="user", reason="", requested_by=self.user
-        )
+        active = [run for run in self.of(n) if run.status in ACTIVE]
+        operation = lifecycle.request_session_cancel(self.sessions[n], **self.who("user"))
         for run in Run.objects.filter(id__in=[run.id for run in active]):
             assert run.cancel_requested_at is not None, f"{run.status} survived the session's cancel"
+        first = [run for run in active if run.status in OCCUPYING] or sorted(active, key=line)
+        if first:
+            assert operation.run_id == first[0].id, "not what ends the active run was told"
 
-    @rule(n=st.integers(0, 1))
-    def force_cancel(self, n):
-        run = Run.objects.filter(session=self.sessions[n], status__in=ACTIVE).order_by("line").first()
-        if run is not None:
-            lifecycle.force_cancel(run.id, source="operator", reason="hangs", requested_by=self.user)
-            run.refresh_from_db()
-            assert run.status == RunStatus.CANCELLED
-
-    def look_at_cancel(self, before, operation):
-        after = Run.objects.get(id=before.id)
-        if before.status in TERMINAL and before.status != RunStatus.CANCELLED:
-            assert operation is None
+    @step(1, n=SESSION, i=ANY)
+    def force_cancel(self, n, i):
+        run = self.pick([run for run in self.of(n) if run.status in ACTIVE] or self.of(n), i)
+        if run is None:
             return
-        assert operation is not None
-        assert operation.run_id == before.id
-        if before.status != RunStatus.RUNNING or not self.is_alive(before.worker_id):
-            assert after.status == RunStatus.CANCELLED, (
-                "a run without an execution was left for somebody to stop"
-            )
-            assert operation.settled_at is not None
-        else:
-            assert after.status == RunStatus.RUNNING
-            assert operation.settled_at is None
+        operation = lifecycle.force_cancel(run.id, **self.who("operator"))
+        after = Run.objects.get(id=run.id)
+        if run.status in TERMINAL:
+            assert (operation is not None) == (run.status == RunStatus.CANCELLED), "an end was rewritten"
+            return
+        assert after.status == RunStatus.CANCELLED, "a force-cancel ended nothing"
+        assert operation.settled_at is not None, "a cancel waits for nobody"
+        if run.status == RunStatus.RUNNING:
+            assert run.id in self.sealed, "the saver of what was taken away is open"
 
     # Workers
 
-    @rule()
-    @precondition(lambda self: len(self.workers) < 4)
+    @step(1)
     def start_worker(self):
+        if len(self.workers) == 4:
+            return
         host, boot = liveness.this_host()
         pid = os.getpid()
-        row = Worker.objects.create(
-            host=host, boot=boot, pid=pid, pid_started=liveness.process_started(pid), version="test"
-        )
+        started = liveness.process_started(pid)
+        row = Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
         self.workers.append(row.id)
 
-    @rule(w=st.integers(0, 3))
+    @step(1, w=WORKER)
     def kill_worker(self, w):
         """Its executions stay behind as zombies, which go on trying."""
         Worker.objects.filter(id=self.worker(w)).update(pid=NO_PROCESS, pid_started="1")
 
-    @rule(w=st.integers(0, 3))
+    @step(1, w=WORKER)
     def bury_worker(self, w):
         """As a sweeper that comes no further than that, or one whose worker claims in between."""
         if len(self.workers) > 1:
             Worker.objects.filter(id=self.worker(w)).delete()
 
-    @rule(target=executions, n=st.integers(0, 1), w=st.integers(0, 3))
+    @step(1, w=WORKER)
+    def silence_worker(self, w):
+        """On SQLite that is one process, which may be slow and is not dead."""
+        Worker.objects.filter(id=self.worker(w)).update(heartbeat_at=self.clock - timedelta(days=1))
+
+    @step(3, n=SESSION, w=WORKER)
     def claim(self, n, w):
-        session = Session.objects.get(id=self.sessions[n].id)
-        expected = self.claimable(Run.objects.filter(session=session))
-        run = lifecycle.claim(session.id, self.worker(w))
+        self.take(n, w)
+
+    def take(self, n, w):
+        """The execution of what is first in line, by this worker; None if there is nothing to do."""
+        expected, worker = claimable(self.of(n)), self.worker(w)
+        run = lifecycle.claim(self.sessions[n], worker)
+        is_known = Worker.objects.filter(id=worker).exists()
         if run is None:
-            known = Worker.objects.filter(id=self.worker(w)).exists()
-            assert expected is None or not known, "what is first in line could not be claimed"
-            return multiple()
+            assert expected is None or not is_known, "what is first in line could not be claimed"
+            return None
+        assert is_known, "a worker that is taken for dead was given a run"
         assert run.id == expected, "not the first in line was claimed"
-        return Execution(run_id=run.id, claim=run.claim, batches=run.batches)
-
-    @rule(
-        writing=st.lists(executions, min_size=1, max_size=2, unique_by=lambda execution: execution.run_id),
-        kinds=KINDS,
-        reply_lost=st.booleans(),
-    )
-    def write(self, writing, kinds, reply_lost):
-        parts = [self.part(execution, kinds) for execution in writing]
-        expected = [self.owns(execution) for execution in writing]
-        outcomes = events._commit(parts, False)
-        assert [outcome == events.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
-        if reply_lost:
-            assert events._commit(parts, True) == outcomes
-        for part, execution, outcome in zip(parts, writing, outcomes, strict=True):
-            if outcome == events.Written.COMMITTED:
-                execution.batches += 1
-                self.counted[execution.run_id].update(part.counts)
-
-    @rule(execution=executions)
-    def wait(self, execution):
-        owns, asked = self.owns(execution), self.is_asked(execution.run_id)
-        done = lifecycle.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
-        assert done is self.expected(owns, asked)
-
-    @rule(
-        execution=executions,
-        status=ENDINGS,
-    )
-    def finish(self, execution, status):
-        owns, asked = self.owns(execution), self.is_asked(execution.run_id)
-        if status == RunStatus.CANCELLED and not asked:
-            return  # an execution ends cancelled only when it was asked to
-        error = Error(ErrorCode.PROVIDER, "It broke.") if status == RunStatus.FAILED else None
-        reason = InterruptReason.SHUTDOWN if status == RunStatus.INTERRUPTED else None
-        done = lifecycle.finish(execution.run_id, execution.claim, status, error=error, reason=reason)
-        assert done is self.expected(owns, asked and status != RunStatus.CANCELLED)
-
-    @rule(
-        target=executions, n=st.integers(0, 1), w=st.integers(0, 3), kinds=KINDS, ending=st.none() | ENDINGS
-    )
-    def work(self, n, w, kinds, ending):
-        """What mostly happens: whatever is to be executed is executed a while, and perhaps ends."""
-        run = Run.objects.filter(session=self.sessions[n], status=RunStatus.RUNNING).first()
-        if run is None:
-            run = lifecycle.claim(self.sessions[n].id, self.worker(w))
-        if run is None:
-            return multiple()
-        execution = Execution(run_id=run.id, claim=run.claim, batches=run.batches)
-        self.write([execution], kinds, False)
-        if ending is not None:
-            self.finish(execution, ending)
-        else:
-            self.wait(execution)
+        self.offered.discard(self.sessions[n])
+        self.begin_turn(run)
+        execution = Execution(run_id=run.id, claim=run.claim, worker=run.worker_id, batches=run.batches)
+        self.executions.append(execution)
         return execution
 
-    @rule(execution=executions)
-    def straggle(self, execution):
-        lifecycle.straggler_ended(execution.run_id, "1", Effect.DONE)
+    def begin_turn(self, run):
+        """What an execution does first: it brings the turns before its own into the history."""
+        history = self.histories[run.session_id]
+        if run.resumes_id is None and run.answers is None:
+            turn = turns.load(run.id)
+            history |= {said.user.id: True for said in turn.earlier}
+            for message in turn.dropped:
+                history.pop(message, None)
+            lifecycle.mark_repaired(turn.unrepaired)
+            ended = Run.objects.filter(session=run.session_id, status__in=TERMINAL, position__lt=run.position)
+            said = {one.message_id: True for one in ended if one.resolution != Resolution.RETRIED}
+            assert history == said, "the history is not what was said, or cannot be sent"
+        history[run.message_id] = False
+
+    # Executions
+
+    @step(2, i=ANY, j=ANY, kinds=KINDS, commit=COMMITS)
+    def write(self, i, j, kinds, commit):
+        """One or two at once, in one commit."""
+        one, other = self.pick(self.executions, -i), self.pick(self.executions, -j)
+        self.write_together([one, other] if one.run_id != other.run_id else [one], kinds, commit)
+
+    def write_together(self, writing, kinds, commit="well"):
+        parts = [self.part(execution, kinds) for execution in writing]
+        expected = [self.owns(execution) for execution in writing]
+        if commit == "lost":
+            with undone():
+                events._commit(parts, False)
+        outcomes = events._commit(parts, commit == "lost")
+        assert [outcome == events.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
+        if commit == "reply lost":
+            assert events._commit(parts, True) == outcomes, "a retry knows other outcomes"
+        for part, execution, owned in zip(parts, writing, expected, strict=True):
+            if owned:
+                execution.batches += 1
+                self.counted[execution.run_id].update(part.counts)
+                if "first_token_ms" in part.counts:
+                    self.first_tokens.setdefault(execution.run_id, part.counts["first_token_ms"])
+                if part.encoded:
+                    self.hear(
+                        execution.run_id, self.runs[execution.run_id].position, part.first, part.encoded
+                    )
+
+    @step(3, i=ANY, what=st.sampled_from(ACTS), kinds=KINDS, repaired=st.booleans())
+    def act(self, i, what, kinds, repaired):
+        self.do(self.pick(self.executions, -i), what, kinds, repaired)
+
+    @step(3, i=ANY, what=st.sampled_from(ACTS), kinds=KINDS)
+    def act_late(self, i, what, kinds):
+        """A zombie whose run is executed under a later claim."""
+        if self.overtaken():
+            self.do(self.pick(self.overtaken(), i), what, kinds)
+
+    @step(
+        6,
+        n=SESSION,
+        w=WORKER,
+        kinds=KINDS,
+        ending=st.sampled_from(["wait", *ENDINGS]),
+        repaired=st.booleans(),
+    )
+    def work(self, n, w, kinds, ending, repaired):
+        """What mostly happens: whatever is to be executed is executed a while, and perhaps ends."""
+        execution = self.execution(n, w)
+        if execution is not None:
+            self.write_together([execution], kinds)
+            self.look()
+            self.do(execution, ending, kinds, repaired)
+
+    def do(self, execution, what, kinds=(), repaired=False):
+        """Returns whether the engine took it."""
+        owns, asked = self.owns(execution), self.runs[execution.run_id].cancel_requested_at is not None
+        if what == "write":
+            self.write_together([execution], kinds)
+            return owns
+        if what == "wait":
+            done = lifecycle.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
+            if done is Result.DONE:
+                assert Run.objects.get(id=execution.run_id).answers is None, "an old answer to a new question"
+        elif what == RunStatus.CANCELLED and not asked:
+            return False  # an execution ends cancelled only when it was asked to
+        else:
+            done = lifecycle.finish(
+                execution.run_id,
+                execution.claim,
+                what,
+                error=Error(ErrorCode.PROVIDER, "It broke.") if what == RunStatus.FAILED else None,
+                reason=InterruptReason.SHUTDOWN if what == RunStatus.INTERRUPTED else None,
+                repaired=repaired and what != RunStatus.INTERRUPTED,
+            )
+        stopped = asked and what != RunStatus.CANCELLED
+        if not owns:
+            assert done is Result.FENCED, "what lost its run changed it"
+        else:
+            assert done is (Result.CANCEL_FIRST if stopped else Result.DONE), "an accepted cancel lost"
+        if done is Result.DONE:
+            self.left.add(execution.run_id)
+        if done is Result.DONE and repaired and what not in ("wait", RunStatus.INTERRUPTED):
+            run = self.runs[execution.run_id]
+            self.histories[run.session_id][run.message_id] = True
+        return done is Result.DONE
+
+    @step(1, i=ANY, effect=st.sampled_from([Effect.DONE, Effect.NONE]))
+    def straggle(self, i, effect):
+        """What was given up on ends; or nothing was given up on."""
+        known = [call for calls in self.calls.values() for call in calls]
+        call = self.pick([call for call in known if call.effect == Effect.UNKNOWN] or known, i)
+        if call is not None:
+            lifecycle.straggler_ended(call.run_id, call.call_id, Effect.DONE)
+            if call.effect == Effect.UNKNOWN and call.status != ToolStatus.RUNNING:
+                self.straggled.add((call.run_id, call.call_id))
 
     # Sweeps
 
-    @rule(w=st.integers(-1, 3))
+    @step(2, w=st.integers(-1, 3))
     def sweep(self, w):
         own = self.worker(w) if w >= 0 else None
-        if own is not None and not self.is_alive(own):
-            own = None
         self.offered.clear()
-        recovery.sweep(own)
-        claimable = {
-            session.id
-            for session in Session.objects.all()
-            if self.claimable(Run.objects.filter(session=session))
-        }
-        assert claimable <= self.offered, "a session that could go on was not offered"
+        recovery.sweep(own if own in self.alive else None)
+        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), "the dead are not buried"
+        assert self.alive == set(Worker.objects.values_list("id", flat=True)), "somebody was buried alive"
         for run in Run.objects.filter(status=RunStatus.RUNNING):
-            assert self.is_alive(run.worker_id), "a dead worker kept its run"
-        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all())
-        self.workers = [worker for worker in self.workers if self.is_alive(worker)]
+            assert run.worker_id in self.alive, "a dead worker kept its run"
+        for before in self.cancels:
+            run = self.runs[before.run_id]
+            if before.settled_at is None and run.worker_id in self.alive:
+                now = Cancellation.objects.get(id=before.id)
+                is_overdue = before.accepted_at < self.clock - timedelta(hours=1)
+                assert (now.settled_at is not None) == is_overdue, (
+                    "a cancel was not settled when it is overdue"
+                )
+        self.workers = [worker for worker in self.workers if worker in self.alive]
         if not self.workers:
             self.start_worker()
 
-    @rule(n=st.integers(0, 1))
-    def let_a_cancel_become_overdue(self, n):
-        pending = Cancellation.objects.filter(session=self.sessions[n], settled_at__isnull=True)
-        late = timezone.now() - timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT + 1)
-        if pending.update(accepted_at=late):
-            recovery.sweep()
-            assert not pending.exists(), "an overdue cancel goes on"
-
-    # What holds after every step
-
-    @invariant()
-    def all_is_well(self):
-        sessions = list(Session.objects.all())
-        runs = list(Run.objects.all())
-        logs, calls, operations = defaultdict(list), defaultdict(list), list(Cancellation.objects.all())
-        for event in RunEvent.objects.order_by("seq"):
-            logs[event.run_id].append(event)
-        for call in ToolCall.objects.all():
-            calls[call.run_id].append(call)
-        for run in runs:
-            self.log_and_end_agree(run, logs[run.id], calls[run.id])
-            self.books_are_true(run, logs[run.id])
-        for session in sessions:
-            own = [run for run in runs if run.session_id == session.id]
-            self.session_is_in_order(session, own)
-            self.pending_and_revision_agree(
-                session, [one for one in operations if one.session_id == session.id]
-            )
-        self.sessions_count_the_sum(sessions, runs)
-        self.cancels_win(runs, operations)
-        self.nothing_is_stuck(sessions, runs)
-
-    def log_and_end_agree(self, run, log, calls):
-        assert [event.seq for event in log] == list(range(1, run.last_seq + 1)), "a hole in the log"
-        assert log[0].type == EventType.RUN_QUEUED
-        ends = [event for event in log if event.type in TERMINAL_TYPES]
-        if run.status not in TERMINAL:
-            assert not ends, "an active run has an end in its log"
-            assert run.id not in self.ended, "an ended run lives again"
+    @step(1, i=ANY)
+    def let_a_cancel_become_overdue(self, i):
+        pending = self.pick(self.pending(), i)
+        if pending is None:
             return
-        assert len(ends) == 1, "not one terminal event"
-        assert ends[0] is log[-1], "the terminal event is not the last"
-        assert ends[0].type == TERMINAL_EVENT[run.status]
-        assert ends[0].data["statistics"] == statistics.of_run(run), "the end tells other numbers"
-        assert not run.open_input_tokens + run.open_output_tokens, "an LLM call goes on after the end"
-        assert all(call.status != ToolStatus.RUNNING for call in calls), "a tool call goes on after the end"
-        whole = (row(run), [(event.id, event.type, event.data) for event in log])
-        assert self.ended.setdefault(run.id, whole) == whole, "an ended run changed"
+        Cancellation.objects.filter(id=pending.id).update(accepted_at=pending.accepted_at - timedelta(days=1))
+        recovery.sweep()
+        assert Cancellation.objects.get(id=pending.id).settled_at is not None, "an overdue cancel goes on"
 
-    def books_are_true(self, run, log):
-        expected = self.counted[run.id]
-        # Each call that is closed at the end of a run is a message of it, too, and so is the note behind it.
-        note = note_id(run.id)
-        closed = sum(
-            event.type == EventType.TOOL_CANCELLED
-            or (event.type == EventType.MESSAGE_COMPLETED and event.data["message"] == note)
-            for event in log
-        )
-        assert run.message_count == expected["message_count"] + closed
-        assert (run.llm_calls, run.tool_calls) == (expected["llm_calls"], expected["tool_calls"])
-        used = statistics.of_run(run)
-        assert (used["input_tokens"] or 0) == expected["open_input_tokens"] + expected["input_tokens"]
-        assert (used["output_tokens"] or 0) == expected["open_output_tokens"] + expected["output_tokens"]
+    @step(1, i=ANY)
+    def time_out_late(self, i):
+        """A sweeper that found a cancel overdue, and was held up."""
+        found = self.pick([one for one in self.cancels if one.settled_at is not None], -i)
+        if found is not None:
+            assert not lifecycle.time_out_cancellation(found.id), "a cancel was settled for another"
 
-    def session_is_in_order(self, session, runs):
-        positions = sorted(run.position for run in runs if run.position is not None)
-        assert positions == list(range(1, session.last_position + 1))
-        occupying = [run for run in runs if run.status in OCCUPYING]
-        assert len(occupying) <= 1
-        # What was cancelled in the queue meanwhile stands behind it; what began does not.
-        began = [run.position for run in runs if run.started_at is not None]
-        assert all(run.position == max(began) for run in occupying), "a later turn began beside another"
-        for run in runs:
-            if run.resolution == Resolution.RESUMED:
-                assert sum(other.resumes_id == run.id for other in runs) == 1, "resumed more than once"
-            if run.resolution is None:
-                assert not any(run.id in (other.resumes_id, other.retries_id) for other in runs)
+    @step(2, i=ANY)
+    def reclaim_late(self, i):
+        """A sweeper that found a run with a dead worker, and was held up."""
+        if self.executions:
+            self.reclaim(self.pick(self.overtaken() or self.executions, -i))
 
-    def sessions_count_the_sum(self, sessions, runs):
-        totals = statistics.of_sessions([session.id for session in sessions])
-        for session in sessions:
-            for name in ("message_count", "llm_calls", "tool_calls", "duration_ms"):
-                expected = sum(getattr(run, name) for run in runs if run.session_id == session.id)
-                assert totals[session.id][name] == expected
+    def reclaim(self, execution):
+        run = self.runs[execution.run_id]
+        if execution.worker in self.alive and self.owns(execution):
+            return  # nobody takes that for lost
+        taken = lifecycle.interrupt(run.id, execution.worker, InterruptReason.WORKER_LOST)
+        mine = run.status == RunStatus.RUNNING and run.worker_id == execution.worker
+        assert taken is mine, "a run was taken from another worker"
 
-    def pending_and_revision_agree(self, session, operations):
-        pending = [operation for operation in operations if operation.settled_at is None]
-        assert len(pending) <= 1
-        assert session.cancellation_revision % 2 == len(pending), "the revision missed a change"
-        assert session.cancellation_revision >= self.revisions[session.id], "the revision went back"
-        self.revisions[session.id] = session.cancellation_revision
+    @step(1, n=SESSION, i=ANY)
+    def reconcile(self, n, i):
+        run = self.pick(self.of(n), i)
+        if run is not None:
+            reconciliation.reconcile(Run.objects.select_related("session", "worker").get(id=run.id))
+            after = Run.objects.get(id=run.id)
+            if run.worker_id in self.alive or run.status in (RunStatus.QUEUED, RunStatus.WAITING):
+                assert after.status == run.status, "reconciling ended what goes on"
 
-    def cancels_win(self, runs, operations):
-        by_id = {run.id: run for run in runs}
-        for run in runs:
-            if run.cancel_requested_at is not None:
-                first = self.asked.setdefault(run.id, run.cancel_requested_at)
-                assert run.cancel_requested_at == first, "the first acceptance does not stay"
-                assert run.status in (RunStatus.RUNNING, RunStatus.CANCELLED), "an accepted cancel lost"
+    # Chains
+
+    @step(
+        4,
+        n=SESSION,
+        w=WORKER,
+        v=WORKER,
+        kinds=KINDS,
+        what=st.lists(st.sampled_from([*ACTS, "reclaimed"]), max_size=2),
+    )
+    def answer_and_overtake(self, n, w, v, kinds, what):
+        """A question, its answer and the next claim, while the execution that asked has not noticed."""
+        execution = self.execution(n, w)
+        if execution is None or not self.do(execution, "wait"):
+            return
+        self.look()
+        lifecycle.answer(execution.run_id, {"q": "yes"}, self.user)
+        self.look()
+        if self.take(n, v) is None:
+            return
+        self.look()
+        for late in what:
+            if late == "reclaimed":
+                self.reclaim(execution)
             else:
-                assert run.id not in self.asked, "an accepted cancel was forgotten"
-            if run.status == RunStatus.CANCELLED:
-                assert any(one.run_id == run.id for one in operations), "nobody cancelled a cancelled run"
-        for operation in operations:
-            run = by_id[operation.run_id]
-            if operation.settled_at is None:
-                assert run.status == RunStatus.RUNNING, "a cancel waits for what does not run"
-                continue
-            outcome = operation.outcome, operation.settled_at
-            assert self.settled.setdefault(operation.id, outcome) == outcome, "a settled cancel changed"
-            if operation.outcome in (CancelOutcome.CANCELLED, CancelOutcome.RECONCILED):
-                assert run.status == RunStatus.CANCELLED
+                self.do(execution, late, kinds)
+            self.look()
 
-    def nothing_is_stuck(self, sessions, runs):
-        living = next((worker for worker in self.workers if self.is_alive(worker)), None)
-        if living is None:
+    @step(
+        5,
+        n=SESSION,
+        w=WORKER,
+        kinds=KINDS,
+        then=st.lists(
+            st.sampled_from([*ACTS, "again", "overdue", "late", "forced", *LOSSES]), min_size=1, max_size=4
+        ),
+    )
+    def cancel_and_then(self, n, w, kinds, then):
+        """A cancel is accepted, and the execution goes on as if it had not heard, or is lost."""
+        execution = self.execution(n, w)
+        if execution is None:
             return
-        for session in sessions:
-            expected = self.claimable([run for run in runs if run.session_id == session.id])
-            if expected is not None:
-                with undone():
-                    claimed = lifecycle.claim(session.id, living)
-                    assert claimed is not None, "a session is stuck"
-                    assert claimed.id == expected
+        self.cancel_run(execution)
+        for what in then:
+            self.look()
+            if what == "again":
+                self.cancel_run(execution)
+            elif what == "overdue":
+                for i in range(len(self.pending())):
+                    self.let_a_cancel_become_overdue(i)
+            elif what == "late":
+                self.time_out_late(0)
+            elif what == "forced":
+                lifecycle.force_cancel(execution.run_id, **self.who("operator"))
+            elif what in LOSSES:
+                self.lose(execution, what)
+            else:
+                self.do(execution, what, kinds)
+
+    @step(
+        4,
+        n=SESSION,
+        w=WORKER,
+        how=st.sampled_from(LOSSES),
+        queued=st.booleans(),
+        i=ANY,
+        decision=DECISIONS | st.none(),
+    )
+    def lose_and_decide(self, n, w, how, queued, i, decision):
+        """An execution is lost; one that was queued behind it may be cancelled before somebody decides."""
+        execution = self.execution(n, w)
+        if execution is None:
+            return
+        if queued:
+            self.admit(n, "enqueue", None, "x")
+            self.look()
+        self.lose(execution, how)
+        self.look()
+        if queued:
+            self.cancel(n, i, (RunStatus.QUEUED,))
+            self.look()
+        if decision is not None:
+            self.decide(n, 0, decision)
+
+    def lose(self, execution, how):
+        if how == "leaves":
+            self.do(execution, RunStatus.INTERRUPTED)
+        elif execution.worker in self.workers and len(self.workers) > 1:
+            lose = self.kill_worker if how == "dies" else self.bury_worker
+            lose(self.workers.index(execution.worker))
+            self.look()
+            self.sweep(-1)
+
+    @rule(step=st.deferred(lambda: ANY_STEP))
+    def happen(self, step):
+        name, arguments = step
+        getattr(self, name)(**arguments)
 
     # What is asked above
+
+    def of(self, n):
+        """The runs of a session, as of the last look."""
+        return [run for run in self.runs.values() if run.session_id == self.sessions[n]]
+
+    def pick(self, options, i):
+        return options[i % len(options)] if options else None
 
     def worker(self, w):
         return self.workers[w % len(self.workers)]
 
-    def is_alive(self, worker_id):
-        found = Worker.objects.filter(id=worker_id).first()
-        return found is not None and found.pid != NO_PROCESS
+    def who(self, source):
+        return {"source": source, "reason": "", "requested_by": self.user}
 
     def owns(self, execution):
-        return Run.objects.filter(
-            id=execution.run_id, claim=execution.claim, status=RunStatus.RUNNING
-        ).exists()
+        run = self.runs[execution.run_id]
+        return run.status == RunStatus.RUNNING and run.claim == execution.claim
 
-    def is_asked(self, run_id):
-        return Run.objects.filter(id=run_id, cancel_requested_at__isnull=False).exists()
+    def overtaken(self):
+        """Executions whose run is executed by another one now."""
+        return [
+            one
+            for one in self.executions
+            if self.runs[one.run_id].status == RunStatus.RUNNING and not self.owns(one)
+        ]
 
-    def expected(self, owns, asked):
-        if not owns:
-            return Result.FENCED
-        return Result.CANCEL_FIRST if asked else Result.DONE
+    def execution(self, n, w):
+        """The one that executes a run of the session now, or begins to; None if something is in its way."""
+        own = [one for one in self.executions if self.owns(one)]
+        found = [one for one in own if self.runs[one.run_id].session_id == self.sessions[n]]
+        if found:
+            return found[0]
+        if not undecided(self.of(n)) and all(run.status in TERMINAL for run in self.of(n)):
+            self.admit(n, "reject", None, "x")
+            self.look()
+        begun = self.take(n, w)
+        self.look()
+        return begun
 
-    def claimable(self, runs):
-        """The id of the run of a session that a claim has to take now; None if there is none."""
-        occupying = [run for run in runs if run.status in OCCUPYING]
-        if occupying:
-            (run,) = occupying
-            return run.id if run.status == RunStatus.WAITING and run.answers is not None else None
-        left = [run for run in runs if run.position is not None]
-        latest = max(left, key=lambda run: run.position, default=None)
-        if latest and latest.status == RunStatus.INTERRUPTED and latest.resolution is None:
-            return None
-        queued = [run for run in runs if run.status == RunStatus.QUEUED]
-        heads = [run for run in queued if run.resumes_id or run.retries_id]
-        if heads:
-            return max(heads, key=lambda run: run.created_at).id
-        return min(queued, key=lambda run: run.created_at).id if queued else None
+    def pending(self):
+        return [one for one in self.cancels if one.settled_at is None]
+
+    def cancel_run(self, execution):
+        runs = [run for run in self.of(0) + self.of(1) if run.id == execution.run_id]
+        n = self.sessions.index(runs[0].session_id)
+        own = [run for run in self.of(n) if run.status == runs[0].status]
+        self.cancel(n, [run.id for run in own].index(runs[0].id), (runs[0].status,))
 
     def part(self, execution, kinds):
         """What an execution adds to a batch."""
@@ -512,6 +621,19 @@ class Lives(RuleBasedStateMachine):
             counts.update(counted)
         encoded = [(type, events.encode(data)) for type, data in entries]
         return events._Part(execution, [], counts, [], encoded)
+
+
+# Hypothesis begins with a life of nothing but the first.
+_WEIGHTED = [name for name in sorted(STEPS, key=lambda name: -STEPS[name][0]) for _ in range(STEPS[name][0])]
+ANY_STEP = st.sampled_from(_WEIGHTED).flatmap(_arguments)
+
+
+def place(run):
+    return run.position or 0
+
+
+def line(run):
+    return run.line
 
 
 _CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]
@@ -530,23 +652,7 @@ WRITTEN = {
     "fail": ([(EventType.TOOL_FAILED, {"tool_call": "1", "error": "broke"})], {"message_count": 1}),
     "open": ([], {"llm_calls": 1, "open_input_tokens": 7}),
     "count": ([], {"input_tokens": 5, "output_tokens": 3}),
+    "guess": ([], {"output_tokens": 2, "tokens_estimated": 1}),
+    "first": ([], {"first_token_ms": 40}),
+    "later": ([], {"first_token_ms": 90}),
 }
-
-
-def row(run):
-    """All columns of a run but those that may change after its end."""
-    return {
-        field.attname: getattr(run, field.attname)
-        for field in Run._meta.concrete_fields
-        if field.attname not in AFTER_THE_END
-    }
-
-
-@contextmanager
-def undone():
-    """Whatever is done inside is taken back."""
-    savepoint = transaction.savepoint()
-    try:
-        yield
-    finally:
-        transaction.savepoint_rollback(savepoint)

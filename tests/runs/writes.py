@@ -1,0 +1,203 @@
+"""A machine that lets executions write checkpoints to a storage that takes its time.
+
+Their callers are cancelled, writes fail, savers are sealed and the process leaves, in any order. The storage
+here does nothing but wait until it is told how an operation ends, so each step is over at once.
+"""
+
+import asyncio
+from types import SimpleNamespace
+from uuid import uuid4
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from langgraph.checkpoint.memory import InMemorySaver
+
+from runs.checkpoints import gate
+from runs.checkpoints.saver import FencedSaver
+from runs.checkpoints.storage import Claim, Storage
+from runs.errors import Fenced
+
+ANY = st.integers(0, 11)
+WRITES = {
+    "put": lambda saver: saver.aput({}, {}, {}, {}),
+    "put_writes": lambda saver: saver.aput_writes({}, [], "task"),
+    "delete": lambda saver: saver.adelete_thread("thread"),
+}
+READ = "get"
+CALLS = {READ: lambda saver: saver.aget_tuple({}), **WRITES}
+
+
+class Held(SimpleNamespace):
+    """An operation in the storage: the ``claim`` it came with, what it did, and the future it waits for."""
+
+
+class SlowStorage(Storage):
+    """Holds each operation until somebody lets it go."""
+
+    fenced_class = FencedSaver
+
+    def __init__(self):
+        super().__init__()
+        self.held = []
+
+    @property
+    def versions(self):
+        return InMemorySaver()
+
+    async def read(self, operation):
+        return await self._hold(operation, None)
+
+    async def write(self, operation, claim=None):
+        return await self._hold(operation, claim)
+
+    async def _hold(self, operation, claim):
+        held = Held(claim=claim, done=[], until=asyncio.get_running_loop().create_future(), cut=False)
+        self.held.append(held)
+        try:
+            await held.until
+        except asyncio.CancelledError:
+            held.cut = True
+            raise
+        return await operation(_Recorder(held.done))
+
+    async def close(self):
+        pass
+
+
+class _Recorder:
+    """Stands in for LangGraph's saver."""
+
+    def __init__(self, done):
+        self._done = done
+
+    def with_allowlist(self, allowed):
+        return self
+
+    async def aput(self, *_):
+        self._done.append("put")
+        return {}
+
+    async def aput_writes(self, *_):
+        self._done.append("put_writes")
+
+    async def adelete_thread(self, *_):
+        self._done.append("delete")
+
+    async def aget_tuple(self, *_):
+        self._done.append(READ)
+
+
+class Writes(RuleBasedStateMachine):
+    """Two executions and the one storage of their process."""
+
+    lives = 0  # begun so far, of all
+
+    @initialize()
+    def begin(self):
+        Writes.lives += 1
+        self.loop = asyncio.new_event_loop()
+        gate.logger.disabled = True  # it tells of each write that fails under a cancel
+        self.run(self.set_up())
+        self.calls = []
+        self.seals = {}  # by saver, the task that seals it
+        self.leaving = None
+
+    async def set_up(self):
+        self.storage = SlowStorage()
+        self.claims = [Claim(uuid4(), number) for number in (1, 2)]
+        self.savers = [FencedSaver(self.storage, claim) for claim in self.claims]
+
+    def teardown(self):
+        gate.logger.disabled = False
+        if not hasattr(self, "loop"):
+            return
+        for held in self.storage.held:
+            if not held.until.done():
+                held.until.set_result(None)
+        tasks = [call.task for call in self.calls] + list(self.seals.values())
+        self.run(asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5) if tasks else settle())
+        self.loop.close()
+
+    @rule(s=st.integers(0, 1), kind=st.sampled_from(sorted(CALLS)), allowlisted=st.booleans())
+    def call(self, s, kind, allowlisted):
+        saver = self.savers[s].with_allowlist([("module", "name")]) if allowlisted else self.savers[s]
+        may = self.leaving is None and (kind == READ or s not in self.seals)
+        before = len(self.storage.held)
+        task = self.start(CALLS[kind](saver))
+        began = self.storage.held[before:]
+        if not may:
+            assert not began, "an operation began behind a closed gate"
+            assert isinstance(task.exception(), Fenced)
+            return
+        (held,) = began
+        assert held.claim == (None if kind == READ else self.claims[s]), "a write came without its claim"
+        self.calls.append(SimpleNamespace(s=s, kind=kind, held=held, task=task, cancelled=False))
+
+    @precondition(lambda self: self.open())
+    @rule(i=ANY)
+    def cancel(self, i):
+        call = self.pick(i)
+        call.cancelled = True
+        call.task.cancel()
+        self.run(settle())
+
+    @precondition(lambda self: self.open())
+    @rule(i=ANY, fails=st.booleans())
+    def let_go(self, i, fails):
+        call = self.pick(i)
+        if fails:
+            call.held.until.set_exception(OSError("The disk is full."))
+        else:
+            call.held.until.set_result(None)
+        self.run(settle())
+        assert call.task.done(), "an operation ended and its caller waits"
+        assert call.task.cancelled() is call.cancelled, "a cancel was lost, or came from nowhere"
+        if not call.cancelled:
+            assert isinstance(call.task.exception(), OSError if fails else type(None))
+        assert call.held.done == ([] if fails else [call.kind])
+
+    @precondition(lambda self: len(self.seals) < 2)
+    @rule(s=st.integers(0, 1))
+    def seal(self, s):
+        if s not in self.seals:
+            self.seals[s] = self.start(self.savers[s].seal())
+
+    @precondition(lambda self: self.leaving is None and len(self.calls) > 3)
+    @rule()
+    def leave(self):
+        self.leaving = self.start(self.storage.gate.close())
+
+    @invariant()
+    def all_is_well(self):
+        for call in self.calls:
+            assert not call.held.cut, "an operation was cut half-way"
+            assert call.held.until.done() or not call.task.done(), "a caller did not wait for its operation"
+        for s, task in self.seals.items():
+            under_way = [call for call in self.open() if call.s == s and call.kind != READ]
+            assert task.done() is (not under_way), "a saver was sealed while it wrote"
+        if self.leaving is not None:
+            assert self.leaving.done() is (not self.open()), "the process left while it wrote or read"
+
+    def open(self):
+        """Calls whose operation has not ended."""
+        return [call for call in self.calls if not call.held.until.done()]
+
+    def pick(self, i):
+        return self.open()[i % len(self.open())]
+
+    def start(self, coroutine):
+        async def begin():
+            task = asyncio.ensure_future(coroutine)
+            await settle()
+            return task
+
+        return self.run(begin())
+
+    def run(self, coroutine):
+        return self.loop.run_until_complete(coroutine)
+
+
+async def settle():
+    """Let everything go on that can."""
+    for _ in range(8):
+        await asyncio.sleep(0)

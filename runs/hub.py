@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.8
 # The layer may have forgotten us (a restart, an expiry): join again this often.
 REFRESH_POLLS = 12
-# Changes that come together, such as a run queued and started, are read once.
-_TOGETHER = 0.01
+# Changes that come together, in seconds, such as a run queued and started, are read once.
+_TOGETHER = 0.025
 # A follower further behind than this reads the log instead.
 _FEED_LIMIT = 500
 

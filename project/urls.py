@@ -4,8 +4,10 @@ from django.contrib import admin
 from django.urls import include, path
 
 from chat import health, metrics
+from runs.admin import dashboard
 
 urlpatterns = [
+    path("admin/dashboard/", dashboard.view, name="dashboard"),
     path("admin/", admin.site.urls),
     path("api/", include("chat.api.urls")),
     path("v1/", include("chat.openai.urls")),

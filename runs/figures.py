@@ -75,15 +75,15 @@ def _key(day: date) -> str:
 
 def _read(days: Sequence[date]) -> dict[date, Rows]:
     """The rows of each day: one statement that reads nothing but an index and the totals."""
-    sums: dict[date, dict[tuple[str, str], tuple[int, ...]]] = {day: {} for day in days}
+    sums: dict[tuple[int, str, str], list[int]] = {}
     first, *others = _parts(days)
     for number, agent, status, *numbers in first.union(*others, all=True):
-        of_day = sums[days[number]]
-        before = of_day.get((agent, status), (0,) * len(_NUMBERS))
-        of_day[agent, status] = tuple(map(sum, zip(before, numbers, strict=True)))
-    return {
-        day: sorted((*group, *numbers) for group, numbers in of_day.items()) for day, of_day in sums.items()
-    }
+        before = sums.get((number, agent, status), (0, 0, 0))
+        sums[number, agent, status] = [one + more for one, more in zip(before, numbers, strict=True)]
+    rows: dict[date, Rows] = {day: [] for day in days}
+    for (number, agent, status), (runs, tokens_in, tokens_out) in sorted(sums.items()):
+        rows[days[number]].append((agent, status, runs, tokens_in, tokens_out))
+    return rows
 
 
 def _parts(days: Iterable[date]) -> Iterable[QuerySet[Any, Any]]:
@@ -96,8 +96,8 @@ def _parts(days: Iterable[date]) -> Iterable[QuerySet[Any, Any]]:
             .values_list(place, "agent", "status")
             .annotate(
                 runs=Count("*"),
-                input=Coalesce(Sum("input_tokens"), 0),
-                output=Coalesce(Sum("output_tokens"), 0),
+                tokens_in=Coalesce(Sum("input_tokens"), 0),
+                tokens_out=Coalesce(Sum("output_tokens"), 0),
             )
         )
         yield DailyTotal.objects.filter(day=day).order_by().values_list(place, "agent", "status", *_NUMBERS)
@@ -122,7 +122,7 @@ def cancel_latency(since: datetime, bounds: tuple[float, ...]) -> CancelLatency:
     """Of the cancels accepted since then that have settled; of the latest ones if there are very many."""
     settled = Cancellation.objects.filter(accepted_at__gte=since, settled_at__isnull=False)
     latest = settled.order_by("-accepted_at", "-id").values_list("accepted_at", "settled_at")
-    took = sorted((end - begin).total_seconds() for begin, end in latest[:LATEST_CANCELS])
+    took = sorted((end - begin).total_seconds() for begin, end in latest[:LATEST_CANCELS] if end)
     counts = [0] * (len(bounds) + 1)
     for seconds in took:
         counts[next((place for place, bound in enumerate(bounds) if seconds <= bound), len(bounds))] += 1

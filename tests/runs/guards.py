@@ -91,7 +91,7 @@ AN_ACCEPTED_CANCEL_WINS = {
     "a session's cancel spares the queue": (
         lifecycle.request_session_cancel,
         "status__in=ACTIVE",
-        "status__in=OCCUPYING",
+        "status__in=(RunStatus.RUNNING, RunStatus.WAITING)",
     ),
     "an interrupting turn spares what is active": (
         admission.admit,

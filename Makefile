@@ -11,11 +11,15 @@ RUNTIME += .venv/anthropic.installed
 endif
 DEV := .venv/dev.installed
 
-.PHONY: run test bench lint format lock
+.PHONY: run cluster test bench lint format lock
 
 # Port 8000, or the one in PORT.
 run: $(RUNTIME)
 	@exec $(BIN)/python manage.py quickstart
+
+# The same with PostgreSQL, Redis, two web processes and two workers. It ends with this make, however that ends.
+cluster: $(RUNTIME) .venv/cluster.installed
+	@exec $(BIN)/python chat/cluster/tether.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
 
 # What is skipped, for want of a Chromium say, is named at the end.
 test: $(DEV)
@@ -41,6 +45,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 lock: $(DEV)
 	$(COMPILE) --output-file requirements.txt
 	$(COMPILE) --constraints requirements.txt --extra anthropic --output-file requirements-anthropic.txt
+	$(COMPILE) --constraints requirements.txt --extra cluster --output-file requirements-cluster.txt
 	$(COMPILE) --constraints requirements.txt --group dev --output-file requirements-dev.txt
 
 # A stamp is as new as the last installation of its lock: nothing is done while the lock is older.
@@ -52,6 +57,11 @@ lock: $(DEV)
 .venv/anthropic.installed: requirements-anthropic.txt | .venv/bin/python
 	@echo "Installing what the model needs."
 	@$(INSTALL) -r requirements-anthropic.txt
+	@touch $@
+
+.venv/cluster.installed: requirements-cluster.txt | .venv/bin/python
+	@echo "Installing PostgreSQL and Redis."
+	@$(INSTALL) -r requirements-cluster.txt
 	@touch $@
 
 .venv/dev.installed: requirements-dev.txt | .venv/bin/python

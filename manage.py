@@ -13,7 +13,7 @@ from project import secret_key
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-    secret_key.may_be_made = sys.argv[1:2] == ["quickstart"]
+    secret_key.may_be_made = sys.argv[1:2] in (["quickstart"], ["cluster"])
     try:
         _ = settings.INSTALLED_APPS  # reads them all; Django itself would go on and name another fault
     except ImproperlyConfigured as error:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from django.contrib.auth import get_user_model
+from django.db import connection
 
 from chat import tokens
 from chat.private_file import write_private
@@ -24,9 +25,12 @@ class Credentials:
 def prepare(data_dir: Path) -> Credentials:
     """Credentials that work: those kept in ``data_dir``, and the account and token behind them.
 
+    They are kept for each kind of database, since a token is good only where it was made.
+
     The account is an operator. Whatever of it somebody has deleted or changed is put right again.
     """
-    path = data_dir / "demo_account.json"
+    kind = "" if connection.vendor == "sqlite" else f".{connection.vendor}"
+    path = data_dir / f"demo_account{kind}.json"
     kept = Credentials(**json.loads(path.read_text())) if path.exists() else Credentials()
     credentials = Credentials(kept.password or secrets.token_urlsafe(12), kept.token)
 

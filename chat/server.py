@@ -16,6 +16,7 @@ from twisted.internet import defer
 from twisted.internet import reactor as installed_reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 
+from chat.listener import CannotListen
 from chat.transport import Request, Requests, Socket, Sockets
 from runs.departure import FAILED, Departure
 
@@ -36,32 +37,11 @@ class Engine(Protocol):
         """Take no new turn, drain, and have stopped everything after ``seconds``."""
 
 
-class CannotListen(Exception):
-    """The address cannot be listened on; the message says why."""
-
-
 class EngineBroken(Exception):
     """The engine broke and the server has left; the log says why."""
 
     def __init__(self) -> None:
         super().__init__(self.__doc__)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to ``host`` and ``port`` (0 picks a free one), which takes no connections yet."""
-    listener = None
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-    except OSError as error:
-        if listener is not None:
-            listener.close()
-        raise CannotListen(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
-    return listener
 
 
 def _settle_memory() -> None:

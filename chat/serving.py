@@ -8,8 +8,9 @@ from django.conf import settings
 from django.db import connection, connections
 
 from chat import presence
-from chat.server import CannotListen, EngineBroken, Server, bind
-from chat.sole_server import AlreadyServed, sole_server
+from chat.listener import CannotListen, bind
+from chat.server import EngineBroken, Server
+from chat.sole_server import AlreadyRuns, sole
 from runs import dispatch, liveness
 from runs.database import is_migrated
 from runs.node import Node
@@ -26,9 +27,9 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
     ``prepare`` is called when this is certain to be the only server and the port is free, ``on_listening``
     with the port when the first request can come. Raises CannotServe.
     """
-    sole = sole_server(settings.DATA_DIR) if connection.vendor == "sqlite" else nullcontext()
+    lock = sole(settings.DATA_DIR / "server.lock") if connection.vendor == "sqlite" else nullcontext()
     try:
-        with sole, bind(host, port) as listener:
+        with lock, bind(host, port) as listener:
             prepare()
             _require_no_other()
             connections.close_all()  # this thread becomes the event loop's and must not hold one
@@ -40,7 +41,12 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
                 on_listening=on_listening,
                 on_leaving=presence.leave,
             ).run()
-    except (CannotListen, AlreadyServed, EngineBroken) as error:
+    except AlreadyRuns as error:
+        raise CannotServe(
+            f"Process {error.process} already serves {settings.DATA_DIR}, and with SQLite there can be only "
+            "one server. Stop it, or set DATABASE_URL to use PostgreSQL."
+        ) from None
+    except (CannotListen, EngineBroken) as error:
         raise CannotServe(str(error)) from None
 
 
@@ -59,8 +65,3 @@ def require_migrated() -> None:
     """Raises CannotServe when the database lacks migrations."""
     if not is_migrated():
         raise CannotServe("The database is not up to date. Run `manage.py migrate` first.")
-
-
-def address(host: str, port: int) -> str:
-    """The web address of a server on ``host`` and ``port``."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"

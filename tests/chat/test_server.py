@@ -17,7 +17,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from chat.server import CannotListen, bind
+from chat.listener import CannotListen, bind
 from chat.transport import MAX_MESSAGE, MAX_WAITING_MESSAGES
 from tests.chat.server_under_test import CHUNK, FLOOD
 

@@ -6,7 +6,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import demo_account, serving
+from chat import demo_account, listener, serving
 
 HOST = "127.0.0.1"
 
@@ -25,7 +25,7 @@ class Command(BaseCommand):
         self.credentials = demo_account.prepare(settings.DATA_DIR)
 
     def introduce(self, port: int) -> None:
-        self.stdout.write(f"Address: {serving.address(HOST, port)}")
+        self.stdout.write(f"Address: {listener.address(HOST, port)}")
         self.stdout.write(f"User: {demo_account.USERNAME}")
         self.stdout.write(f"Password: {self.credentials.password}")
         self.stdout.write(f"Token: {self.credentials.token}")

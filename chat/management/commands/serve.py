@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import serving
+from chat import listener, serving
 
 
 class Command(BaseCommand):
@@ -20,7 +20,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, host: str, port: int, **options: Any) -> None:
         def introduce(port: int) -> None:
-            self.stdout.write(f"Address: {serving.address(host, port)}")
+            self.stdout.write(f"Address: {listener.address(host, port)}")
             self.stdout.flush()
 
         try:

@@ -1,0 +1,1 @@
+"""Everything that several processes take, on one machine: ``manage.py cluster`` and its parts."""

@@ -1,0 +1,145 @@
+"""Processes that are started again when they end, and that end with us."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from chat.cluster import tether
+
+logger = logging.getLogger(__name__)
+
+# Seconds to wait before a process is started again: at first, at most, and after how many it did well.
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+HEALTHY_AFTER = 30.0
+
+
+class Child:
+    """One process, restarted until it is told to end.
+
+    It may tell about itself on its standard output, in lines ``Name: value``; it is ready when it has told
+    all that it is ``expected`` to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        environment: Mapping[str, str] | None = None,
+        expected: Sequence[str] = (),
+        folder: Path | None = None,
+        log: Path | None = None,
+        user: str = "",
+        end: signal.Signals = signal.SIGTERM,  # asks it to end in good order
+        orphan: signal.Signals = signal.SIGKILL,  # what it gets when we are gone
+    ) -> None:
+        self.name = name
+        self.told: dict[str, str] = {}
+        self._command = [str(part) for part in command]
+        self._environment = environment
+        self._expected = set(expected)
+        self._folder = folder
+        self._log = log
+        self._user = user
+        self._end = end
+        self._orphan = orphan
+        self._ready = asyncio.Event()
+        self._ending = False
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """It runs, and has told all that it is expected to."""
+        return self._ready.is_set()
+
+    def start(self) -> None:
+        """Start it, and from now on again and again."""
+        self._task = asyncio.create_task(self._keep(), name=f"child {self.name}")
+
+    async def ready(self, seconds: float) -> bool:
+        """Wait until it is ready; False if that took longer than ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stop(self, seconds: float) -> None:
+        """Ask it to end, and make it end after ``seconds``."""
+        self._ending = True
+        if self._task is None:
+            return
+        self._signal(self._end)
+        await asyncio.wait({self._task}, timeout=seconds)
+        self._signal(signal.SIGKILL)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        clock = asyncio.get_running_loop().time
+        pause = FIRST_PAUSE
+        while True:
+            began = clock()
+            code = await self._run_once()
+            if self._is_ending():
+                return
+            if clock() - began > HEALTHY_AFTER:
+                pause = FIRST_PAUSE
+            logger.warning("%s ended with %s; it is started again in %g s.", self.name, code, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _run_once(self) -> int:
+        """Start it and wait for its end; its exit code."""
+        tethered = [
+            sys.executable,
+            "-I",
+            "-S",
+            tether.__file__,
+            str(os.getpid()),
+            self._orphan.name,
+            self._user,
+        ]
+        with self._log.open("a") if self._log else contextlib.nullcontext() as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *tethered,
+                *self._command,
+                env=self._environment,
+                cwd=self._folder,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE if self._expected else log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for us, who end all in the right order
+            )
+        try:
+            await self._listen(self._process)
+            return await self._process.wait()
+        finally:
+            self._ready.clear()
+            self.told.clear()
+
+    async def _listen(self, process: asyncio.subprocess.Process) -> None:
+        if process.stdout is None:
+            self._ready.set()
+            return
+        async for line in process.stdout:
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            self.told[name] = value
+            if self._expected <= self.told.keys():
+                self._ready.set()
+
+    def _is_ending(self) -> bool:
+        return self._ending
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)

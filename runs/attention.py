@@ -6,6 +6,7 @@ from datetime import timedelta
 from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Now
+from django.utils import timezone
 
 from runs import liveness
 from runs.models import Run, Session, ToolCall, Worker
@@ -38,7 +39,7 @@ def dead_workers() -> QuerySet[Worker]:
 
 def unknown_effects() -> QuerySet[ToolCall]:
     """Tool calls of runs that ended of late, of which nobody knows what they did."""
-    return ToolCall.objects.filter(effect=Effect.UNKNOWN, run__finished_at__gte=Now() - RECENT)
+    return ToolCall.objects.filter(effect=Effect.UNKNOWN, run__finished_at__gte=timezone.now() - RECENT)
 
 
 def long_queues() -> QuerySet[Session]:

@@ -18,10 +18,15 @@ LONG_QUEUE = 5
 RECENT = timedelta(days=1)
 
 
+def silence() -> timedelta:
+    """How long a run may be without an event: no part of one may take longer."""
+    longest = max(settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT)
+    return timedelta(seconds=longest + settings.RUNS_HEARTBEAT)
+
+
 def stuck_runs() -> QuerySet[Run]:
     """Running runs whose worker does not beat, or that were silent for longer than any part of one may be."""
-    limit = max(settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT) + settings.RUNS_HEARTBEAT
-    silent = Q(last_event_at__lt=Now() - timedelta(seconds=limit))
+    silent = Q(last_event_at__lt=Now() - silence())
     lost = ~Q(worker__in=liveness.beating()) | Q(worker=None)
     return Run.objects.filter(silent | lost, status=RunStatus.RUNNING)
 

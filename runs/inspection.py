@@ -86,9 +86,10 @@ def _faults(messages: Sequence[BaseMessage]) -> list[str]:
     if len(form) == len(messages) and all(a is b for a, b in zip(form, messages, strict=True)):
         return []
     told = [
-        (len(changes.made_up), "calls without a result"),
-        (changes.dropped_calls, "calls that are broken"),
-        (changes.dropped_messages, "messages that are empty or answer no call"),
-        (len(changes.notes), "results that a user's message follows, or nothing"),
+        (len(changes.made_up), "call without a result", "calls without a result"),
+        (changes.dropped_calls, "broken call", "broken calls"),
+        (changes.dropped_messages, "empty or unasked message", "empty or unasked messages"),
+        (len(changes.notes), "turn without an answer", "turns without an answer"),
     ]
-    return [f"{count} {what}" for count, what in told if count] or ["results that are not in their place"]
+    faults = [f"{count} {one if count == 1 else many}" for count, one, many in told if count]
+    return faults or ["results that are not in their place"]

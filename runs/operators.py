@@ -14,6 +14,7 @@ from uuid import UUID
 
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from runs import admission, deletion, lifecycle, reading, reconciliation, representations
@@ -152,6 +153,11 @@ async def delete_user(actor: AbstractBaseUser, user_id: Any, reason: str) -> Non
 def may_read(actor: AbstractBaseUser, owner_id: Any) -> bool:
     """Whether the actor may see the words of this owner's sessions."""
     return actor.pk == owner_id or _allowed(actor, READ_CHATS)
+
+
+def readable(actor: AbstractBaseUser, owner: str) -> Q:
+    """The same as a condition on rows whose field ``owner`` says who owns them."""
+    return ~Q(pk=None) if _allowed(actor, READ_CHATS) else Q(**{owner: actor.pk})
 
 
 def note_reading(actor: AbstractBaseUser, session: Session) -> None:

@@ -20,7 +20,7 @@ from django.utils import timezone
 from runs import attention, figures, liveness
 from runs.admin.charts import Chart, Series
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
-from runs.states import TERMINAL, Effect, RunStatus
+from runs.states import TERMINAL, RunStatus
 
 DAYS = 30
 AGENTS = 5  # that are told apart in a picture; the table has all of them
@@ -106,13 +106,13 @@ def _checks(user: Any) -> Iterator[Check]:
             "Stuck runs",
             attention.stuck_runs().count(),
             "Their worker does not beat, or they were silent for too long. Reconcile or force-cancel them.",
-            _list_of(Run, stuck="1"),
+            _list_of(Run, attention="stuck"),
         )
         yield Check(
             "Overdue cancels",
             attention.overdue_cancels().count(),
             "These runs were to be cancelled and run on. Force-cancel ends them without their worker.",
-            _list_of(Run, status__exact=RunStatus.RUNNING),
+            _list_of(Run, attention="cancel_overdue"),
         )
     if _may_view(user, Worker):
         yield Check(
@@ -126,7 +126,7 @@ def _checks(user: Any) -> Iterator[Check]:
             "Unknown effects",
             attention.unknown_effects().count(),
             "Tool calls of the last day that began and were given up: they may have done part of their work.",
-            _list_of(ToolCall, effect__exact=Effect.UNKNOWN),
+            _list_of(Run, attention="effect_unknown"),
         )
     if _may_view(user, Run, Session):
         yield Check(

@@ -1,0 +1,105 @@
+"""What all of the console's models have in common: they are looked at, and nothing else."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.auth.models import AbstractBaseUser
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+
+from runs.admin.paging import BoundedChangeList, BoundedPaginator
+
+
+def actor_of(request: HttpRequest) -> AbstractBaseUser:
+    """Who is at the console; the admin site has seen to it that it is somebody."""
+    return request.user  # type: ignore[return-value]
+
+
+def allowed(request: HttpRequest, permission: str) -> bool:
+    """Whether whoever is at the console has this permission of the engine's."""
+    return bool(request.user.has_perm(f"runs.{permission}"))
+
+
+class ConsoleAdmin(admin.ModelAdmin):
+    """A list and pages to look at: nothing is added, changed or deleted here by hand."""
+
+    paginator = BoundedPaginator
+    list_per_page = 50
+    list_max_show_all = 0
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    page_template = ""
+
+    class Media:
+        css = {"all": ["admin/runs/console.css"]}
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
+        return BoundedChangeList
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """The page of one object. There is no form on it."""
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        found = self.get_object(request, object_id)
+        if found is None:
+            raise Http404
+        return self.render(request, self.page_template, found, **self.page_context(request, found))
+
+    def page_context(self, request: HttpRequest, found: Any) -> dict[str, Any]:
+        """What the object's own page shows."""
+        raise NotImplementedError
+
+    def render(
+        self, request: HttpRequest, template: str, found: Model | None = None, **context: Any
+    ) -> TemplateResponse:
+        """A page of the console."""
+        shared = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "original": found,
+            "media": self.media,
+            "title": str(found) if found else str(self.opts.verbose_name_plural).capitalize(),
+        }
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, template, {**shared, **context})
+
+    def response_action(
+        self, request: HttpRequest, queryset: QuerySet[Any], *args: Any
+    ) -> HttpResponse | None:
+        """Django's, which trusts the selection to consist of keys."""
+        try:
+            for chosen in request.POST.getlist(ACTION_CHECKBOX_NAME):
+                self.opts.pk.to_python(chosen)
+        except Exception:  # noqa: BLE001 - each kind of key has its own way to refuse
+            self.message_user(request, "What was selected does not exist.", messages.ERROR)
+            return redirect(request.get_full_path())
+        return super().response_action(request, queryset, *args)
+
+
+def is_uuid(text: str) -> bool:
+    """Whether it can be the id of a run, a session, a worker or a cancellation."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,329 @@
+"""The filters of the lists. None of them lists a table that grows."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.db.models import F, Q, QuerySet
+from django.db.models.functions import Coalesce, Now
+from django.http import HttpRequest
+
+from runs import agents
+from runs.admin import hanging
+from runs.models import Run, Worker
+from runs.states import ACTIVE, CancelOutcome, CancelSource, RunStatus, SessionStatus
+
+TOKENS = (
+    Coalesce(F("input_tokens"), 0)
+    + Coalesce(F("output_tokens"), 0)
+    + F("open_input_tokens")
+    + F("open_output_tokens")
+)
+
+_WORKERS_LISTED = 30
+
+
+class Choice(admin.SimpleListFilter):
+    """Some named conditions, of which one may hold."""
+
+    conditions: dict[str, tuple[str, Callable[[], Q]]]  # value in the address: (label, condition)
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(value, label) for value, (label, _) in self.conditions.items()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        chosen = self.conditions.get(self.value() or "")
+        return queryset.filter(chosen[1]()) if chosen else queryset
+
+
+class Text(admin.SimpleListFilter):
+    """A field to write into, where there are too many values to list."""
+
+    template = "admin/runs/text_filter.html"
+    hint = ""
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return []
+
+    def has_output(self) -> bool:
+        return True
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        """One: the field itself, and what else the address says."""
+        others = [item for item in changelist.params.items() if item[0] not in (self.parameter_name, "p")]
+        yield {
+            "name": self.parameter_name,
+            "value": self.value() or "",
+            "hint": self.hint,
+            "others": others,
+            "without": changelist.get_query_string(remove=[self.parameter_name or "", "p"]),
+        }
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = (self.value() or "").strip()
+        if not value:
+            return queryset
+        condition = None if "\0" in value else self.condition(value)
+        return queryset.none() if condition is None else queryset.filter(condition)
+
+    def condition(self, value: str) -> Q | None:
+        """What the text asks for; None when nothing can be it."""
+        raise NotImplementedError
+
+
+def _same(**value: Any) -> Callable[[], Q]:
+    return lambda: Q(**value)
+
+
+def _within(field: str, **duration: float) -> Callable[[], Q]:
+    return lambda: Q(**{f"{field}__gte": Now() - timedelta(**duration)})
+
+
+def _before(field: str, **duration: float) -> Callable[[], Q]:
+    return lambda: Q(**{f"{field}__lt": Now() - timedelta(**duration)})
+
+
+# Runs
+
+
+class Status(Choice):
+    title = "status"
+    parameter_name = "status__exact"  # as Django would call it
+    conditions = {
+        "active": ("active", _same(status__in=ACTIVE)),
+        **{str(status): (str(status), _same(status=status)) for status in RunStatus},
+    }
+
+
+class Attention(Choice):
+    title = "attention"
+    parameter_name = "attention"
+    conditions = {
+        "any": ("hanging", hanging.hanging),
+        "stuck": ("stuck: no event or no worker", hanging.stuck),
+        "cancel_overdue": ("cancel overdue", hanging.overdue),
+        "worker_lost": ("worker lost", hanging.unattended),
+        "effect_unknown": ("effect unknown", hanging.effect_unknown),
+    }
+
+
+class Agent(admin.SimpleListFilter):
+    title = "agent"
+    parameter_name = "agent"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        names = agents.names()
+        asked = request.GET.get("agent")
+        if asked and asked not in names and "\0" not in asked:
+            names.append(asked)  # one that is not configured any more
+        return [(name, name) for name in names]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(agent=self.value()) if self.value() else queryset
+
+    def has_output(self) -> bool:
+        return True
+
+
+class OfWorker(admin.SimpleListFilter):
+    title = "worker"
+    parameter_name = "worker"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        workers = Worker.objects.order_by("host", "pid")[:_WORKERS_LISTED]
+        return [("none", "none")] + [(str(worker.id), str(worker)) for worker in workers]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = self.value()
+        if not value:
+            return queryset
+        if value == "none":
+            return queryset.filter(worker=None)
+        identifier = _uuid(value)
+        return queryset.filter(worker=identifier) if identifier else queryset.none()
+
+
+class Owner(Text):
+    title = "owner"
+    parameter_name = "owner"
+    hint = "user name"
+
+    def condition(self, value: str) -> Q | None:
+        return Q(session__owner__username=value)
+
+
+class OfSession(Text):
+    title = "session"
+    parameter_name = "session"
+    hint = "session id"
+
+    def condition(self, value: str) -> Q | None:
+        identifier = _uuid(value)
+        return Q(session=identifier) if identifier else None
+
+
+class Age(Choice):
+    title = "age"
+    parameter_name = "age"
+    conditions = {
+        "hour": ("at most an hour", _within("created_at", hours=1)),
+        "day": ("at most a day", _within("created_at", days=1)),
+        "week": ("at most a week", _within("created_at", days=7)),
+        "older": ("over a week", _before("created_at", days=7)),
+    }
+
+
+def _event_within(**duration: float) -> Callable[[], Q]:
+    # The last event of what has ended is its end, which has an index.
+    since = timedelta(**duration)
+    return lambda: (
+        Q(status__in=ACTIVE, last_event_at__gte=Now() - since)
+        | Q(finished_at__isnull=False, finished_at__gte=Now() - since)
+    )
+
+
+def _silent_for(**duration: float) -> Callable[[], Q]:
+    return lambda: Q(status__in=ACTIVE, last_event_at__lt=Now() - timedelta(**duration))
+
+
+class LastEvent(Choice):
+    title = "last event"
+    parameter_name = "last_event"
+    conditions = {
+        "minute": ("in the last minute", _event_within(minutes=1)),
+        "hour": ("in the last hour", _event_within(hours=1)),
+        "silent_minute": ("active, over a minute ago", _silent_for(minutes=1)),
+        "silent_hour": ("active, over an hour ago", _silent_for(hours=1)),
+    }
+
+
+class Tokens(Choice):
+    title = "tokens"
+    parameter_name = "tokens"
+    conditions = {
+        "unknown": ("unknown", _same(input_tokens=None, output_tokens=None)),
+        "1000": ("1,000 and more", _same(tokens__gte=1_000)),
+        "10000": ("10,000 and more", _same(tokens__gte=10_000)),
+        "100000": ("100,000 and more", _same(tokens__gte=100_000)),
+    }
+
+
+# Sessions
+
+
+class SessionOwner(Text):
+    title = "owner"
+    parameter_name = "owner"
+    hint = "user name"
+
+    def condition(self, value: str) -> Q | None:
+        return Q(owner__username=value)
+
+
+def _with_run(**condition: Any) -> Callable[[], Q]:
+    return lambda: Q(id__in=Run.objects.filter(**condition).values("session"))
+
+
+class SessionState(Choice):
+    title = "status"
+    parameter_name = "status"
+    conditions = {
+        str(SessionStatus.RUNNING): ("running", _with_run(status=RunStatus.RUNNING)),
+        str(SessionStatus.WAITING): ("waiting", _with_run(status=RunStatus.WAITING)),
+        str(SessionStatus.QUEUED): ("with a queue", _with_run(status=RunStatus.QUEUED)),
+        str(SessionStatus.INTERRUPTED): (
+            "interrupted",
+            _with_run(status=RunStatus.INTERRUPTED, resolution__isnull=True),
+        ),
+    }
+
+
+# Cancellations and audit entries
+
+
+class Outcome(Choice):
+    title = "outcome"
+    parameter_name = "outcome"
+    conditions = {
+        "pending": ("pending", _same(settled_at=None)),
+        **{str(one): (one.replace("_", " "), _same(outcome=one)) for one in CancelOutcome},
+    }
+
+
+class Source(Choice):
+    title = "source"
+    parameter_name = "source"
+    conditions = {str(one): (str(one), _same(source=one)) for one in CancelSource}
+
+
+class Escalated(Choice):
+    title = "given up"
+    parameter_name = "escalated"
+    conditions = {"yes": ("something was given up on", _same(escalated=True))}
+
+
+class Actor(Text):
+    title = "actor"
+    parameter_name = "actor"
+    hint = "user name"
+
+    def condition(self, value: str) -> Q | None:
+        return Q(actor=value)
+
+
+class Action(Choice):
+    title = "action"
+    parameter_name = "action_name"
+    conditions = {
+        name: (name.replace("_", " "), _same(action=name))
+        for name in (
+            "cancel",
+            "force_cancel",
+            "reconcile",
+            "resume",
+            "dismiss",
+            "delete_session",
+            "delete_user",
+            "read_chat",
+        )
+    }
+
+
+def since(field: str) -> type[Choice]:
+    """A filter by how long ago ``field`` was."""
+
+    class Since(Choice):
+        title = "time"
+        parameter_name = "since"
+        conditions = {
+            "hour": ("in the last hour", _within(field, hours=1)),
+            "day": ("in the last day", _within(field, days=1)),
+            "week": ("in the last week", _within(field, days=7)),
+        }
+
+    return Since
+
+
+# What is searched for
+
+
+def beginning(*fields: str, text: str) -> Q | None:
+    """That one of these ids begins with ``text``; None when it is no beginning of an id."""
+    digits = text.replace("-", "").lower()
+    if not 8 <= len(digits) <= 32 or set(digits) - set("0123456789abcdef"):
+        return None
+    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    condition = Q()
+    for field in fields:
+        condition |= Q(**{f"{field}__gte": first, f"{field}__lte": last})
+    return condition
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

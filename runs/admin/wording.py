@@ -1,0 +1,108 @@
+"""How the console writes times, numbers and states."""
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from runs.models import Run, Session
+
+NOTHING = "\N{EN DASH}"
+
+# How a state looks: good, bad, busy, quiet or waiting. The colour is never the only sign, the word is there.
+_TONES = {
+    "completed": "good",
+    "cancelled": "quiet",
+    "failed": "bad",
+    "interrupted": "bad",
+    "running": "busy",
+    "waiting": "wait",
+    "queued": "wait",
+    "reconciled": "good",
+    "timed_out": "bad",
+    "already_finished": "quiet",
+    "pending": "busy",
+    "beating": "good",
+    "silent": "bad",
+    "gone": "bad",
+    "leaving": "wait",
+    "idle": "quiet",
+}
+
+
+def span(seconds: float) -> str:
+    """A length of time in its two greatest units: "40 ms", "1.5 s", "3 min 20 s", "2 h 5 min", "3 d"."""
+    seconds = max(seconds, 0)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, below, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // below
+            return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def between(start: datetime | None, end: datetime | None) -> str:
+    """How long it is from one time to another; a dash when one is not known."""
+    return span((end - start).total_seconds()) if start and end else NOTHING
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> str | SafeString:
+    """How long ago that was; the time itself is in the title."""
+    if at is None:
+        return NOTHING
+    passed: timedelta = (now or timezone.now()) - at
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', at.isoformat(), clock(at), span(passed.total_seconds())
+    )
+
+
+def clock(at: datetime | None) -> str:
+    """A time to the second, in the configured zone."""
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}" if at else NOTHING
+
+
+def number(value: int | None, *, estimated: bool = False) -> str:
+    """12345 becomes "12,345"; what is not known a dash."""
+    return NOTHING if value is None else f"{'about ' if estimated else ''}{value:,}"
+
+
+def badge(state: str, tone: str | None = None) -> SafeString:
+    """A state as a small label."""
+    return format_html(
+        '<span class="state state--{}">{}</span>', tone or _TONES.get(state, "quiet"), state.replace("_", " ")
+    )
+
+
+def count(number_of: int, thing: str) -> str:
+    """ "1 run", "2 runs", "1,000 runs"."""
+    return f"{number_of:,} {thing}{'' if number_of == 1 else 's'}"
+
+
+def tokens(run: Run) -> int | None:
+    """Tokens in and out together, those of the calls in progress included; None when none is known."""
+    known = [value for value in (run.input_tokens, run.output_tokens) if value is not None]
+    open_tokens = run.open_input_tokens + run.open_output_tokens
+    return sum(known) + open_tokens if known or open_tokens else None
+
+
+def short(identifier: UUID | str | None) -> str:
+    """Enough of an id to tell it from its neighbours, and to search for it."""
+    return str(identifier)[:8] if identifier else NOTHING
+
+
+def link(name: str, identifier: Any, text: str) -> SafeString:
+    """A link to a page of the console."""
+    return format_html('<a href="{}">{}</a>', reverse(f"admin:runs_{name}_change", args=[identifier]), text)
+
+
+def session_name(session: Session, *, readable: bool) -> str:
+    """What a session is called: its title is its user's words, so it is for those who may read them."""
+    return session.title if readable and session.title else short(session.id)

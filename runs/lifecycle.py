@@ -450,7 +450,7 @@ def _end(
         terminal["cancellation"] = representations.cancellation(operation)
     if reason is not None:
         terminal["reason"] = reason
-    events.record(run, [*owed, (TERMINAL_EVENT[status], terminal)])
+    events.record(run, [*owed, (TERMINAL_EVENT[status], terminal)], now)
     run.save_changes()
     metrics.run_ended(run)
     notices.touch(session)

@@ -1,7 +1,7 @@
 """The guards of the engine that hold its invariants, and how each is broken on purpose.
 
 By the sentence that says what then happens: the function, the text of the guard in it, and what stands there
-instead.
+instead. ``guards.txt`` tells how breaks showed.
 """
 
 import inspect
@@ -182,11 +182,6 @@ NOBODY_WAITS_FOR_EVER = {
         recovery._bury_dead_workers,
         "worker.id not in silent and not liveness.is_gone(worker)",
         "worker.id not in silent",
-    ),
-    "the sweep forgets the runs of dead workers": (
-        recovery._bury_dead_workers,
-        "swept.runs_interrupted += lifecycle.interrupt(run_id, worker.id, InterruptReason.WORKER_LOST)",
-        "pass",
     ),
     "the sweep forgets runs without a worker": (
         recovery._end_orphans,
@@ -390,11 +385,6 @@ HISTORY_IS_SENDABLE = {
         "then=Value(Effect.UNKNOWN)",
     ),
     "a turn ends without an answer": (closing.owed, "entries += _note(run)", "pass"),
-    "a turn whose calls were closed ends with them": (
-        closing.owed,
-        "if entries or not said.has_answer:",
-        "if not said.has_answer:",
-    ),
     "every end counts as repaired": (lifecycle._end, "run.repaired = repaired", "run.repaired = True"),
     "what is retried stays in the history": (lifecycle.resolve, ", repaired=False", ""),
     "half a turn is retried": (

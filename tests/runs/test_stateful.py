@@ -9,6 +9,7 @@ notice each. A few of them are tried by default; ``STATEFUL_MUTATIONS=all`` trie
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 from django.db import IntegrityError
@@ -87,3 +88,8 @@ def test_the_machine_notices_that(name, monkeypatch):
 def test_every_guard_is_where_it_is_looked_for():
     for name in BREAKS:
         source_of(name)
+
+
+def test_the_list_of_how_breaks_showed_names_what_there_is():
+    listed = Path(__file__).with_name("guards.txt").read_text().splitlines()
+    assert {line.split(" | ")[0] for line in listed if " | " in line} <= set(BREAKS)

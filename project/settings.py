@@ -145,9 +145,8 @@ if DATABASE is not None:
     limits = "-c idle_in_transaction_session_timeout=10s -c lock_timeout=15s"
     DATABASES["default"] = {
         **DATABASE,
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "project.postgresql",
         "CONN_MAX_AGE": 0,  # the pool keeps connections, a thread only borrows one
-        "CONN_HEALTH_CHECKS": True,  # one that died while it was idle is not given out
         "OPTIONS": {
             # A server that vanished without a word is noticed after some 20 seconds instead of minutes.
             "connect_timeout": 5,
@@ -160,7 +159,8 @@ if DATABASE is not None:
             # its session. Whoever waits for them then goes on; who waits longer fails instead of hanging.
             "options": f"{limits} {given.get('options', '')}".rstrip(),
             # The database threads, the event writer and some requests; the checkpoints have a pool of theirs.
-            "pool": {"min_size": 1, "max_size": 12, "timeout": 10},
+            # One that cannot connect gives up early, so that the next request tries anew and at once.
+            "pool": {"min_size": 1, "max_size": 12, "timeout": 10, "reconnect_timeout": 5, "max_idle": 60},
         },
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

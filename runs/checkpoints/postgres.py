@@ -24,6 +24,8 @@ Connection: TypeAlias = AsyncConnection[DictRow]
 POOL_SIZE = 8
 # How long, in seconds, a read or write waits for a connection while the database is away or all are in use.
 POOL_TIMEOUT = 10.0
+# One that cannot connect gives up after so many seconds, so that the next who asks tries anew and at once.
+RECONNECT_TIMEOUT = 5.0
 
 # Lets the event batches pass (FOR NO KEY UPDATE) and waits for a change of status (FOR UPDATE).
 LOCK_CLAIMED_RUN = (
@@ -62,12 +64,24 @@ class PostgresStorage(Storage):
     @classmethod
     async def open(cls, using: str = DEFAULT_DB_ALIAS) -> "PostgresStorage":
         """Connect to a database of the settings. Raises psycopg_pool.PoolTimeout if it does not answer."""
+
+        async def check(connection: Connection) -> None:
+            """The pool waits longer and longer between one dead connection and the next; so the first one
+            that is found dead renews all."""
+            try:
+                await pool.check_connection(connection)
+            except psycopg.OperationalError:
+                await pool.drain()
+                raise
+
         pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             kwargs={**_parameters(using), "autocommit": True, "row_factory": dict_row},
             min_size=1,
             max_size=POOL_SIZE,
             timeout=POOL_TIMEOUT,
-            check=AsyncConnectionPool.check_connection,  # it may have been closed while it was idle
+            check=check,
+            reconnect_timeout=RECONNECT_TIMEOUT,
+            max_idle=60,
             name="checkpoints",
             open=False,
         )

@@ -1,0 +1,228 @@
+"""The engine on PostgreSQL: connections are few, are given back and may die at any time, and locks end."""
+
+import asyncio
+import os
+import random
+from contextlib import closing, contextmanager
+
+import psycopg
+import pytest
+from django.db import OperationalError, connection
+from psycopg import sql
+
+from runs import operations
+from runs.checkpoints import postgres as checkpoints
+from runs.database import in_thread
+from runs.models import Run
+from runs.states import TERMINAL
+from tests.fakes import Hold, Round, call, numbered, say
+from tests.runs.stage import open_stage
+from tests.runs.waiting import event, log_of, terminal, until
+
+pytestmark = pytest.mark.services("about the connections and locks of PostgreSQL")
+
+
+class Server:
+    """The database as an outsider sees it, who is connected to another one of the same server."""
+
+    def __init__(self, outside, name):
+        self._outside = outside
+        self.name = name
+
+    def ask(self, query, *parameters):
+        return self._outside.execute(query, parameters).fetchall()
+
+    def sessions(self, state="%"):
+        """How many sessions there are, in a state."""
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE %s"
+        return self.ask(query, self.name, state)[0][0]
+
+    def end_sessions(self):
+        """End every session; how many there were."""
+        query = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s"
+        return len(self.ask(query, self.name))
+
+    @contextmanager
+    def away(self):
+        """Nobody is connected any more, and nobody can connect."""
+        self._let_connect(False)
+        try:
+            self.end_sessions()
+            yield
+        finally:
+            self._let_connect(True)
+
+    def _let_connect(self, allowed):
+        statement = "ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}"
+        self._outside.execute(sql.SQL(statement).format(sql.Identifier(self.name), sql.Literal(str(allowed))))
+
+    @contextmanager
+    def holding(self, table, row_id):
+        """Another program holds a row in an open transaction."""
+        address = psycopg.conninfo.make_conninfo(os.environ["DATABASE_URL"], dbname=self.name)
+        with closing(psycopg.connect(address)) as other:
+            query = sql.SQL("SELECT 1 FROM {} WHERE id = %s FOR UPDATE").format(sql.Identifier(table))
+            other.execute(query, (row_id,))
+            yield
+
+
+@pytest.fixture
+def server(transactional_db, alice):
+    connection.close()  # the one of the test's own thread
+    address = os.environ["DATABASE_URL"]
+    with closing(psycopg.connect(address, autocommit=True)) as outside:
+        yield Server(outside, connection.settings_dict["NAME"])
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Checkpoints are given up on soon while the database is away."""
+    monkeypatch.setattr(checkpoints, "POOL_TIMEOUT", 0.3)
+
+
+@pytest.fixture
+async def stage(server, engine, alice, serve, tmp_path):
+    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+        yield opened
+
+
+def pool_of_django():
+    return connection.pool
+
+
+def pool_of_checkpoints(stage):
+    return stage.engine.checkpoints._storage._pool
+
+
+async def test_whoever_waits_for_a_lock_or_sits_on_one_is_ended(stage):
+    async def limits(ask):
+        return [await ask(f"SHOW {name}") for name in ("lock_timeout", "idle_in_transaction_session_timeout")]
+
+    def django(query):
+        with connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetchone()[0]
+
+    async def saver(query):
+        async with pool_of_checkpoints(stage).connection() as one:
+            return (await (await one.execute(query)).fetchone()).popitem()[1]
+
+    assert await limits(lambda query: in_thread(django, query)) == ["15s", "10s"]
+    assert await limits(saver) == ["15s", "10s"]
+
+
+async def test_c26_after_a_burst_every_connection_is_back(stage, server):
+    most = 0
+
+    async def count():
+        nonlocal most
+        while True:
+            most = max(most, server.sessions())
+            await asyncio.sleep(0.02)
+
+    async def turn(number):
+        session = (await in_thread(operations.create_session, stage.owner))["id"]
+        started = await in_thread(operations.start_turn, stage.owner, session, f"turn {number}")
+        await asyncio.sleep(random.uniform(0, 0.5))
+        await operations.history(stage.owner, session)
+        if number % 3 == 0:
+            await in_thread(operations.cancel_run, stage.owner, started["id"])
+
+    stage.script.add(*(Round(numbered(20, delay=0.01)) for _ in range(40)))
+    counting = asyncio.create_task(count())
+    await asyncio.gather(*(turn(number) for number in range(40)))
+    await until(lambda: Run.objects.filter(status__in=TERMINAL).count() == 40, 30, "the end of all turns")
+    counting.cancel()
+
+    bound = pool_of_django().max_size + checkpoints.POOL_SIZE
+    assert 2 < most <= bound
+    for pool in (pool_of_django(), pool_of_checkpoints(stage)):
+        await until(lambda pool=pool: _is_whole(pool), what="the return of every connection")
+    assert server.sessions("%in transaction%") == 0
+
+
+def _is_whole(pool):
+    stats = pool.get_stats()
+    return stats["pool_available"] == stats["pool_size"] and not stats.get("requests_waiting")
+
+
+async def test_c34_connections_that_died_between_two_turns_are_not_noticed(stage, server):
+    stage.script.add(say("one"), say("two"))
+    assert (await terminal(await stage.start("first"))).status == "completed"
+
+    assert server.end_sessions() >= 2
+
+    assert (await terminal(await stage.start("second"))).status == "completed"
+    assert [message["text"] for message in await stage.history()] == ["first", "one", "second", "two"]
+
+
+async def test_c34_connections_that_die_during_a_tool_cost_no_turn(stage, server):
+    stage.script.add(call("slow_sync", seconds=1), say("done"))
+    run_id = await stage.start()
+    await stage.marks.seen("slow_sync started")
+
+    assert server.end_sessions() >= 2
+
+    assert (await terminal(run_id)).status == "completed"
+    await stage.assert_sendable()
+    await stage.assert_next_completes()
+
+
+async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, server):
+    stage.script.add(Round(numbered(20), Hold("middle"), numbered(20)), say("end"))
+    run_id = await stage.start()
+    gate = stage.script.gate("middle")
+    await gate.reached()
+    await event(run_id, "message.delta")
+
+    with server.away():
+        gate.open()
+        await asyncio.sleep(2)  # what the turn says meanwhile has to wait
+
+    ended = await terminal(run_id, 20)
+    assert ended.status == "completed", ended.error_message
+    assert [one.seq for one in await log_of(run_id)] == list(range(1, ended.last_seq + 1))
+    await stage.assert_sendable()
+    await stage.assert_next_completes()
+
+
+async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(impatient, stage, server):
+    stage.script.add(call("mark", x="1"), Round(numbered(5), Hold("middle")), say("never"))
+    run_id = await stage.start()
+    gate = stage.script.gate("middle")
+    await gate.reached()
+
+    with server.away():
+        gate.open()
+        with pytest.raises(OperationalError):
+            await in_thread(operations.start_turn, stage.owner, stage.session, "while it is away")
+        await asyncio.sleep(2)
+
+    ended = await terminal(run_id, 30)
+    assert ended.status == "failed"
+    assert ended.error_message
+    await stage.assert_next_completes()
+    texts = [message["text"] for message in await stage.history()]
+    assert texts[0] == "go"
+    assert "while it is away" not in texts
+
+
+@pytest.mark.parametrize("table", ["runs_session", "runs_run"])
+async def test_c21_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(stage, server, table):
+    stage.script.add(call("mark", x="1"), Round(numbered(20), Hold("middle"), numbered(20)))
+    run_id = await stage.start()
+    gate = stage.script.gate("middle")
+    await gate.reached()
+    await event(run_id, "message.delta")
+
+    with server.holding(table, run_id if table == "runs_run" else stage.session):
+        gate.open()
+        await stage.ledger.ended(2)
+        await asyncio.sleep(1)
+        assert (await stage.run(run_id)).status == "running"
+
+    ended = await terminal(run_id)
+    assert ended.status == "completed", ended.error_message
+    words = " ".join(f"w{number}" for number in range(1, 21))
+    assert (await stage.history())[-1]["text"].startswith(words)
+    await stage.assert_next_completes()

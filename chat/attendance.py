@@ -122,10 +122,20 @@ async def begin(kind: type[A], login: Login, start: Callable[[], Started]) -> tu
 
 
 async def _end(task: asyncio.Future[Item | None]) -> None:
-    """Cancel what is still waiting for the next item, and wait until it has let go of the iterator."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
+    """Cancel what is still waiting for the next item, and wait until it has let go of the iterator.
+
+    That may take a moment, while Redis is away say, and whoever is cancelled meanwhile still waits: an
+    iterator that is in use cannot be closed.
+    """
+    cancelled = None
+    task.cancel()
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 def _started_for_nobody(login: Login, starting: asyncio.Future[Started]) -> None:

@@ -1,5 +1,7 @@
 """What the log of a run owes before its terminal event, when no execution has written it."""
 
+from typing import Any
+
 from runs import calls, transcript
 from runs.events import Entry
 from runs.models import Run, RunEvent
@@ -30,7 +32,12 @@ def messages_in(entries: list[Entry]) -> int:
 
 def _note(run: Run) -> list[Entry]:
     message = {"message": note_id(run.id), "role": "assistant"}
-    whole = {"text": NOTES[RunStatus(run.status)], "tool_calls": [], "usage": None, "status": "interrupted"}
+    whole: dict[str, Any] = {
+        "text": NOTES[RunStatus(run.status)],
+        "tool_calls": [],
+        "usage": None,
+        "status": "interrupted",
+    }
     return [
         (EventType.MESSAGE_STARTED, {**message, "node": None, "namespace": []}),
         (EventType.MESSAGE_COMPLETED, {**message, **whole}),

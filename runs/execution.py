@@ -24,7 +24,6 @@ from runs import agents, lifecycle, token, turns
 from runs.checkpoints import Checkpoints, FencedSaver
 from runs.database import in_thread
 from runs.errors import AgentMismatch, Fenced
-from runs.events import EventWriter
 from runs.failures import INTERNAL, explain
 from runs.late_results import LateResults
 from runs.lifecycle import Error, Result
@@ -32,6 +31,7 @@ from runs.models import Run
 from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
 from runs.token import CancelToken
 from runs.translation import Translator
+from runs.writer import EventWriter
 
 logger = logging.getLogger(__name__)
 

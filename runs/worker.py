@@ -15,13 +15,13 @@ from runs import dispatch, jobs, lifecycle, liveness, log_context, recovery, tit
 from runs.bus import Bus, Message, worker_group
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
-from runs.events import EventWriter
 from runs.execution import Execution, StopReason
 from runs.host import this_host
 from runs.hub import Hub
 from runs.models import Run, Worker
 from runs.node import Node
 from runs.states import RunStatus
+from runs.writer import EventWriter
 
 logger = logging.getLogger(__name__)
 

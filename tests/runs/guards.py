@@ -21,6 +21,7 @@ from runs import (
     reconciliation,
     recovery,
     statistics,
+    writer,
 )
 from runs.checkpoints import gate, saver
 from tests.runs.lives import Lives
@@ -197,17 +198,17 @@ NOBODY_WAITS_FOR_EVER = {
 
 LOG_THEN_TELL = {
     "a batch whose reply was lost is written twice": (
-        events._commit,
+        writer._commit,
         "if retrying and batches == log.batches + 1:",
         "if False:",
     ),
     "a batch that was lost is not written again": (
-        events._commit,
+        writer._commit,
         "if retrying and batches == log.batches + 1:",
         "if retrying:",
     ),
     "a batch whose reply was lost is told under other numbers": (
-        events._commit,
+        writer._commit,
         "part.first = last_seq - len(part.encoded) + 1",
         "part.first = last_seq + 1",
     ),
@@ -227,12 +228,12 @@ LOG_THEN_TELL = {
 
 NO_WORK_AFTER_THE_END = {
     "the log takes events of anybody": (
-        events._commit,
+        writer._commit,
         "if row is None or row[1] != RunStatus.RUNNING or row[2] != log.claim:",
         "if row is None:",
     ),
-    "the log takes events of an earlier claim": (events._commit, " or row[2] != log.claim", ""),
-    "the log takes events of an ended run": (events._commit, " or row[1] != RunStatus.RUNNING", ""),
+    "the log takes events of an earlier claim": (writer._commit, " or row[2] != log.claim", ""),
+    "the log takes events of an ended run": (writer._commit, " or row[1] != RunStatus.RUNNING", ""),
     "a claim does not raise its number": (lifecycle.claim, "run.claim += 1", "run.claim = 1"),
     "a running run is claimed again": (
         lifecycle._next_in_line,
@@ -307,17 +308,17 @@ NUMBERS_ARE_TRUE = {
     ),
     "estimates are not marked": (statistics.close, "run.tokens_estimated = True", "pass"),
     "a batch forgets its counts": (
-        events._commit,
+        writer._commit,
         "columns, values = _increments(part.counts)",
         'columns, values = "", []',
     ),
     "text in progress is not counted": (
-        events._increments,
+        writer._increments,
         "for name in _COUNTED:",
         "for name in _COUNTED[:-1]:",
     ),
     "a later message moves the time of the first token": (
-        events._increments,
+        writer._increments,
         "COALESCE(first_token_ms, %s)",
         "%s",
     ),
@@ -360,7 +361,7 @@ NUMBERS_ARE_TRUE = {
 
 HISTORY_IS_SENDABLE = {
     "a batch keeps no tool calls": (
-        events._commit,
+        writer._commit,
         "calls.project_encoded(log.run_id, part.encoded, now)",
         "pass",
     ),

@@ -15,7 +15,7 @@ from django.conf import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runs import admission, events, lifecycle, liveness, reconciliation, recovery, turns
+from runs import admission, events, lifecycle, liveness, reconciliation, recovery, turns, writer
 from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
 from runs.lifecycle import Error, Result
 from runs.models import Cancellation, Run, Worker
@@ -318,11 +318,11 @@ class Lives(Truths, RuleBasedStateMachine):
         expected = [self.owns(execution) for execution in writing]
         if commit == "lost":
             with undone():
-                events._commit(parts, False)
-        outcomes = events._commit(parts, commit == "lost")
-        assert [outcome == events.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
+                writer._commit(parts, False)
+        outcomes = writer._commit(parts, commit == "lost")
+        assert [outcome == writer.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
         if commit == "reply lost":
-            assert events._commit(parts, True) == outcomes, "a retry knows other outcomes"
+            assert writer._commit(parts, True) == outcomes, "a retry knows other outcomes"
         for part, execution, owned in zip(parts, writing, expected, strict=True):
             if owned:
                 execution.batches += 1
@@ -620,7 +620,7 @@ class Lives(Truths, RuleBasedStateMachine):
             entries += entry
             counts.update(counted)
         encoded = [(type, events.encode(data)) for type, data in entries]
-        return events._Part(execution, [], counts, [], encoded)
+        return writer._Part(execution, [], counts, [], encoded)
 
 
 # Hypothesis begins with a life of nothing but the first.

@@ -14,10 +14,10 @@ from runs import agents, lifecycle, operations, recovery
 from runs.checkpoints import FencedSaver
 from runs.database import in_thread
 from runs.errors import NotInterrupted
-from runs.events import RunLog
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
 from runs.node import process_checkpoints
 from runs.worker import Supervisor
+from runs.writer import RunLog
 from tests.fakes import SHAPES, Failure, Hold, Round, call, calls, numbered, say, text
 from tests.runs.servers import lose_process, servers_of_a_test
 from tests.runs.stage import open_stage
@@ -606,7 +606,7 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
         async def step(writer):
             await asyncio.Event().wait()
 
-        monkeypatch.setattr("runs.events.EventWriter.step", step)
+        monkeypatch.setattr("runs.writer.EventWriter.step", step)
         run_id = await stage.start()
         await stage.marks.seen("slow_async started")
         await servers.crash()

@@ -121,7 +121,7 @@ def _checks(user: Any) -> Iterator[Check]:
             "Processes that have stopped beating. Their runs are taken from them by the next sweep.",
             _list_of(Worker),
         )
-    if _may_view(user, ToolCall):
+    if _may_view(user, Run, ToolCall):
         yield Check(
             "Unknown effects",
             attention.unknown_effects().count(),
@@ -262,7 +262,11 @@ def _workers() -> Figure:
             Cell("State"),
         ],
         rows=[
-            [*_row(_name(worker), *numbers[worker]), Cell(_state(worker, worker.id in beating))]
+            [
+                Cell(_name(worker), _list_of(Run, worker=str(worker.id))),
+                *_row("", *numbers[worker])[1:],
+                Cell(_state(worker, worker.id in beating)),
+            ]
             for worker in found[: 2 * WORKERS]
         ],
         url=_list_of(Worker),

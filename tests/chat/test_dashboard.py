@@ -167,6 +167,32 @@ def test_line_46_workers_are_shown_with_what_they_execute_and_what_straggles(oli
     assert run.status == "running"
 
 
+def test_line_46_each_link_leads_to_the_list_behind_its_figure(client, olivia, session):
+    Worker.objects.create(host="a", boot="b", pid=1, pid_started="1", version="1")
+    found = dashboard.of(olivia)
+    links = {check.name: check.url for check in found.checks}
+    links |= {figure.title: figure.url for figure in found.figures}
+    links |= {
+        f"{figure.title}: {cell.text}": cell.url
+        for figure in found.figures
+        for row in (figure.head, *figure.rows)
+        for cell in row
+        if cell.url
+    }
+    client.force_login(olivia)
+    # What the admin does not know how to filter by, it redirects from.
+    assert {name: client.get(url).status_code for name, url in links.items()} == dict.fromkeys(links, 200)
+    assert len(links) == 5 + 4 + 4 + 2
+
+
+def test_line_46_as_many_runs_are_stuck_in_the_list_as_in_the_figure(client, olivia, alice):
+    for _ in range(3):
+        add(Session.objects.create(owner=alice, agent="assistant"), None, "running")
+    client.force_login(olivia)
+    check = next(check for check in dashboard.of(olivia).checks if check.name == "Stuck runs")
+    assert len(client.get(check.url).context["cl"].result_list) == check.count == 3
+
+
 def test_many_agents_share_the_last_colour(olivia, alice):
     for number in range(8):
         session = Session.objects.create(owner=alice, agent=f"agent{number}")

@@ -50,6 +50,9 @@ class ConsoleAdmin(admin.ModelAdmin):
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
         return BoundedChangeList
 
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        """Note on the rows of a page what depends on who looks at it."""
+
     def change_view(
         self,
         request: HttpRequest,

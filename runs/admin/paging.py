@@ -31,6 +31,11 @@ class BoundedPaginator(Paginator):
         """There may be more than was counted."""
         return self.count == COUNTED
 
+    def page(self, number: int | str) -> Page[Any]:
+        number = self.validate_number(number)
+        rows = read(self.object_list, (number - 1) * self.per_page, self.per_page)
+        return Page(rows, number, self)
+
 
 class HangingFirstPaginator(BoundedPaginator):
     """Pages of runs: those that hang, the longest silent first, then all others in their order.
@@ -44,14 +49,23 @@ class HangingFirstPaginator(BoundedPaginator):
         start = (number - 1) * self.per_page
         first = self._hanging[start : start + self.per_page]
         others = self.object_list.exclude(pk__in=[run.pk for run in self._hanging])
-        skipped = max(start - len(self._hanging), 0)
-        rest = others[skipped : skipped + self.per_page - len(first)] if len(first) < self.per_page else ()
+        rest = read(others, max(start - len(self._hanging), 0), self.per_page - len(first))
         return Page([*first, *rest], number, self)
 
     @cached_property
     def _hanging(self) -> list[Any]:
         found = self.object_list.filter(hanging.hanging()).order_by("last_event_at", "id")
         return list(found[:_HANGING_SHOWN])
+
+
+def read(rows: QuerySet[Any], start: int, count: int) -> list[Any]:
+    """So many rows from ``start`` on. Their keys are read first: a query that joins what the rows show along
+    with them may sort the whole table before it cuts."""
+    if count <= 0:
+        return []
+    keys = list(rows.select_related(None).values_list("pk", flat=True)[start : start + count])
+    found = {row.pk: row for row in rows.order_by().filter(pk__in=keys)}
+    return [found[key] for key in keys if key in found]
 
 
 class BoundedChangeList(ChangeList):
@@ -63,6 +77,7 @@ class BoundedChangeList(ChangeList):
             self.result_list = self.paginator.page(self.page_num).object_list
         except InvalidPage:
             raise IncorrectLookupParameters from None
+        self.model_admin.prepare(request, self.result_list)
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.full_result_count = None if self.query else self.result_count  # None offers to show all again

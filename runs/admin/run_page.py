@@ -12,11 +12,11 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from runs import inspection, operators
+from runs import inspection, operators, statistics
 from runs.admin import hanging, timeline
 from runs.admin.actions import buttons_for
 from runs.admin.base import actor_of
-from runs.admin.wording import NOTHING, badge, between, clock, number, span, tokens
+from runs.admin.wording import NOTHING, badge, between, clock, number, span
 from runs.models import Cancellation, Run, RunEvent, ToolCall
 from runs.states import ACTIVE, Effect
 
@@ -56,7 +56,7 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
         "facts": _facts(run, now),
         "worker_state": badge(hanging.state_of(run.worker)) if run.worker else None,
         "worker_beat": between(run.worker.heartbeat_at, now) if run.worker else None,
-        "numbers": _numbers(run),
+        "numbers": _numbers(run, now),
         "words": _words(run) if reads else [],
         "timeline": timeline.of(run, cancellations, now),
         "width": timeline.WIDTH,
@@ -107,18 +107,20 @@ def _facts(run: Run, now: datetime) -> list[tuple[str, str | SafeString]]:
     ]
 
 
-def _numbers(run: Run) -> list[tuple[str, str]]:
-    estimated = run.tokens_estimated or bool(run.open_input_tokens or run.open_output_tokens)
-    first = span(run.first_token_ms / 1000) if run.first_token_ms is not None else NOTHING
+def _numbers(run: Run, now: datetime) -> list[tuple[str, str]]:
+    told = statistics.of_run(run)
+    estimated = told["tokens_estimated"]
+    first, executed = told["first_token_ms"], told["duration_ms"] / 1000
+    if run.claimed_at is not None:  # what goes on is counted when it pauses
+        executed += max((now - run.claimed_at).total_seconds(), 0)
     return [
-        ("Messages", number(run.message_count)),
-        ("LLM calls", number(run.llm_calls)),
-        ("Tool calls", number(run.tool_calls)),
-        ("Tokens in", number(run.input_tokens, estimated=estimated)),
-        ("Tokens out", number(run.output_tokens, estimated=estimated)),
-        ("Tokens together", number(tokens(run), estimated=estimated)),
-        ("First token after", first),
-        ("Executed for", span(run.duration_ms / 1000)),
+        ("Messages", number(told["message_count"])),
+        ("LLM calls", number(told["llm_calls"])),
+        ("Tool calls", number(told["tool_calls"])),
+        ("Tokens in", number(told["input_tokens"], estimated=estimated)),
+        ("Tokens out", number(told["output_tokens"], estimated=estimated)),
+        ("First token after", span(first / 1000) if first is not None else NOTHING),
+        ("Executed for", span(executed)),
     ]
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -32,7 +32,7 @@ class RunAdmin(ConsoleAdmin):
     """Runs of everybody's."""
 
     list_display = (
-        "identifier", "state", "session_link", "owner", "agent", "worker_link", "age", "last_event", "spent",
+        "identifier", "state", "age", "last_event", "spent", "owner", "session_link", "worker_link", "agent",
     )  # fmt: skip
     list_filter = (
         filters.Attention,
@@ -57,15 +57,16 @@ class RunAdmin(ConsoleAdmin):
     # The list
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
-        reads = ExpressionWrapper(
-            operators.readable(actor_of(request), "session__owner"), output_field=BooleanField()
-        )
-        return super().get_queryset(request).defer(*_LEFT_OUT).annotate(tokens=filters.TOKENS, reads=reads)
+        return super().get_queryset(request).defer(*_LEFT_OUT).annotate(tokens=filters.TOKENS)
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        for run in rows:
+            run.reads = operators.may_read(actor_of(request), run.session.owner_id)
 
     def get_paginator(  # type: ignore[override]  # the stub knows no keyword
         self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, **options: Any
     ) -> Paginator:
-        is_in_order = "o" not in request.GET
+        is_in_order = queryset.model is Run and "o" not in request.GET
         paginator = HangingFirstPaginator if is_in_order else BoundedPaginator
         return paginator(queryset, per_page)
 

@@ -6,7 +6,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.contrib import admin
 from django.contrib.auth.models import AbstractBaseUser
-from django.db.models import BooleanField, Count, ExpressionWrapper, Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
@@ -49,8 +49,11 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
         return allowed(request, "delete_session")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Session]:
-        reads = ExpressionWrapper(operators.readable(actor_of(request), "owner"), output_field=BooleanField())
-        return representations.with_status(super().get_queryset(request)).annotate(reads=reads)
+        return representations.with_status(super().get_queryset(request))
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        for session in rows:
+            session.reads = operators.may_read(actor_of(request), session.owner_id)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Session], search_term: str

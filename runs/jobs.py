@@ -68,6 +68,7 @@ async def _take_until_it_breaks(take: Take) -> None:
         await take(UUID(session))
 
     async with app.open_async():
+        await connector.execute_query_async(_FORGET_LOST, queue=QUEUE)
         await app.run_worker_async(
             queues=[QUEUE],
             concurrency=_CONCURRENCY,
@@ -78,6 +79,10 @@ async def _take_until_it_breaks(take: Take) -> None:
         )
 
 
+# What a worker had in hand that died: nobody would ever take it, and nobody has to.
+_FORGET_LOST = (
+    "DELETE FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing' AND worker_id IS NULL"
+)
 # A server that vanished without a word is noticed after some 20 seconds instead of minutes.
 _KEEPALIVE = {
     "keepalives_idle": 10,

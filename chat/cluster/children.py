@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from chat.cluster import tether
@@ -38,6 +38,7 @@ class Child:
         user: str = "",
         end: signal.Signals = signal.SIGTERM,  # asks it to end in good order
         orphan: signal.Signals = signal.SIGKILL,  # what it gets when we are gone
+        before: Callable[[], None] = lambda: None,  # puts into order what it needs, in a thread
     ) -> None:
         self.name = name
         self.told: dict[str, str] = {}
@@ -49,6 +50,7 @@ class Child:
         self._user = user
         self._end = end
         self._orphan = orphan
+        self._before = before
         self._ready = asyncio.Event()
         self._ending = False
         self._process: asyncio.subprocess.Process | None = None
@@ -99,6 +101,7 @@ class Child:
 
     async def _run_once(self) -> int:
         """Start it and wait for its end; its exit code."""
+        await asyncio.to_thread(self._before)
         tethered = [
             sys.executable,
             "-I",

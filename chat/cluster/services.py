@@ -61,7 +61,6 @@ class PostgreSQL:
             PostgresServer(unfinished, cleanup_mode=None).ensure_pgdata_inited()
             unfinished.rename(self._folder)
         server = PostgresServer(self._folder, cleanup_mode=None)
-        server.ensure_pgdata_inited()
         user = server.system_user or ""  # root is refused, so it then runs as somebody else
         if user:
             os.chown(self._sockets, pwd.getpwnam(user).pw_uid, -1)
@@ -73,6 +72,7 @@ class PostgreSQL:
             user=user,
             end=signal.SIGINT,  # without waiting for whoever is still connected
             orphan=signal.SIGQUIT,  # at once, but it takes its own processes along
+            before=server.ensure_pgdata_inited,  # lets that user get there; the data has been made
         )
 
     async def answers(self) -> bool:

@@ -178,7 +178,7 @@ def test_line_42_sessions_workers_cancellations_and_audit_entries_are_listed(con
     assert f"{worker} silent 3 min" in workers
     assert "3 2 1.0.0" in workers
     cancellations = words_of(console.get(reverse("admin:runs_cancellation_changelist")))
-    assert "pending Operator olivia too slow 2 min 5 s 2 min 5 s so far" in cancellations
+    assert re.search(r"pending Operator olivia too slow 2 min \d+ s 2 min \d+ s so far", cancellations)
     Cancellation.objects.update(settled_at=long_ago + timedelta(seconds=2.5), outcome="cancelled")
     assert "2.5 s" in words_of(console.get(reverse("admin:runs_cancellation_changelist")))
     assert f"olivia cancel {run.id} too slow" in words_of(
@@ -223,7 +223,7 @@ def test_line_42_a_runs_page_shows_all_there_is_to_know(console, alice, olivia):
     ):
         assert part in words, part
     content = page(console, "run", run.id).content.decode()
-    assert content.count('<rect class="bar') == 4
+    assert {"queue", "llm", "tool", "cancel"} <= set(re.findall(r'<tr class="bar-(\w+)">', content))
     assert "<script" not in content.split('id="run-live"')[1].split("</main>")[0]
 
 

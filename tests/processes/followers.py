@@ -1,0 +1,157 @@
+"""Clients that follow over whichever web process there is, are cut off, and come back with their cursor."""
+
+import asyncio
+import hashlib
+import json
+
+import httpx
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+
+# Codes with which a server may close a socket: it is gone, it had a fault, it leaves.
+MAY_END_WITH = (1006, 1011, 1012)
+ENDS = ("run.completed", "run.failed", "run.cancelled", "run.interrupted")
+# What a socket meets while servers come and go.
+LOST = (OSError, TimeoutError, EOFError, ConnectionClosed, InvalidHandshake, InvalidMessage)
+
+
+def print_of(event):
+    """An Event in short: equal for equal ones."""
+    whole = hashlib.sha1(json.dumps(event, sort_keys=True).encode()).hexdigest()
+    return event["run"], event["seq"], event["type"], whole
+
+
+class Follower:
+    """What both kinds have in common: what they have seen, and how long they stay connected."""
+
+    def __init__(self, client):
+        self.client = client
+        self.seen = []  # as print_of
+        self.wrong = []  # what should not have come, or not like that, in words
+        self.calm = False  # it leaves by itself no more
+        self.over = False
+        self.last = (None, 0, None)  # run, seq and type of the last event
+
+    def take(self, event):
+        """Take the next event, if it is that."""
+        run, seq, type = self.last
+        here = event["run"], event["seq"], event["type"]
+        if here[0] == run:
+            fits = here[1] == seq + 1 and type not in ENDS
+        else:
+            fits = here[1] == 1 and (run is None or type in ENDS)
+        if not fits:
+            self.wrong.append(f"{here} came behind {self.last}")
+        self.last = here
+        self.seen.append(print_of(event))
+        self.client.figures.events += 1
+
+    def patience(self):
+        """Seconds until it cuts the connection; None: never."""
+        return None if self.calm else self.client.chance.uniform(0.5, 8)
+
+    async def follow(self):
+        """Until it is told that it is over."""
+        while not self.over:
+            try:
+                await self.attend()
+            except InvalidStatus as error:
+                self._refused(error.response.status_code)
+            except (*LOST, httpx.TransportError) as error:
+                self.client.figures.cuts[type(error).__name__] += 1
+            if not self.over:
+                await asyncio.sleep(self.client.chance.uniform(0.05, 0.4))
+                self.client.figures.reconnects += 1
+
+    async def attend(self):
+        """Be connected once."""
+        raise NotImplementedError
+
+    def _refused(self, status):
+        self.client.figures.answers[status] += 1
+        if status < 500 and status != 429:
+            self.wrong.append(f"refused with {status}")
+
+
+class SessionFollower(Follower):
+    """A socket on a session, from its first event on."""
+
+    def __init__(self, client, session, first_run):
+        super().__init__(client)
+        self.session = session
+        self.revision = 0  # the highest that was told, with what it says
+        self.pending = False
+        self._last_known = (first_run, 0)
+
+    async def attend(self):
+        run, after = self.last[:2] if self.last[0] else self._last_known
+        async with self.client.socket(self.session, f"?run={run}&after={after}") as socket:
+            try:
+                async with asyncio.timeout(self.patience()) as limit:
+                    async for frame in socket:
+                        self._read(json.loads(frame))
+                        if self.calm:
+                            limit.reschedule(None)
+            except TimeoutError:
+                if not self.calm and self.client.chance.random() < 0.5:
+                    socket.transport.abort()
+            except ConnectionClosed:
+                self.client.figures.closes[socket.close_code] += 1
+                if socket.close_code not in MAY_END_WITH:
+                    self.wrong.append(f"closed with {socket.close_code} {socket.close_reason}")
+
+    def _read(self, frame):
+        match frame["type"]:
+            case "run.event":
+                self.take(frame["event"])
+            case "session.state_changed":
+                shown = frame["session"]
+                self._project(shown["cancellation_revision"], shown["cancellation_pending"])
+            case "session.cancellation_changed":
+                self._project(frame["cancellation_revision"], frame["cancellation_pending"])
+            case "error":
+                self.wrong.append(f"an error {frame}")
+
+    def _project(self, revision, pending):
+        if revision == self.revision and pending != self.pending:
+            self.wrong.append(f"revision {revision} with pending {pending} and {self.pending}")
+        if revision > self.revision:
+            self.revision, self.pending = revision, pending
+
+
+class RunFollower(Follower):
+    """An event stream of one run."""
+
+    def __init__(self, client, run):
+        super().__init__(client)
+        self.run = run
+
+    async def attend(self):
+        url = f"{(await self.client.web()).address}api/runs/{self.run}/events/"
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.last[1])}
+        async with self.client.http.stream("GET", url, headers=headers) as answer:
+            if answer.status_code == 204:
+                self.over = True
+            elif answer.status_code == 200:
+                await self.read(answer)
+            else:
+                self._refused(answer.status_code)
+
+    async def read(self, answer):
+        """Take what a stream has, until its end or one's own."""
+        try:
+            async with asyncio.timeout(self.patience()) as limit:
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: "):
+                        self.take(json.loads(line[6:]))
+                    if self.calm:
+                        limit.reschedule(None)
+        except TimeoutError:
+            return
+        self.over = self.last[2] in ENDS
+
+
+def open_socket(address, session, query, headers):
+    """A connection to a session's socket, to be used as a context manager."""
+    url = f"{address.replace('http', 'ws', 1)}ws/sessions/{session}/{query}"
+    return connect(url, additional_headers=headers, compression=None, open_timeout=10, close_timeout=1)

@@ -1,0 +1,165 @@
+"""``python -m tests.processes.nursery``: bears processes of the product that have imported everything before.
+
+A process of ours takes five seconds of a processor to import what it needs. Where dozens are killed and
+started again within a minute, nothing else would be measured; so one process imports, and forks for each that
+is wanted. What a child does after that is what ``manage.py`` does.
+
+It is told on its standard input, a JSON object on a line: ``{"command", "environment", "output", "errors"}``,
+and tells on its standard output: ``{"born": pid}`` in the order it was told, ``{"died": pid, "code"}``. When
+its input ends, all children are killed and it is gone.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from importlib import import_module
+
+import django
+
+from tests.processes.server import ROOT
+
+_LOOK_EVERY = 0.02  # seconds between two looks for the dead
+
+
+def main():
+    django.setup()
+    import_all()
+    children = set()
+    unread = b""
+    while True:
+        readable, _, _ = select.select([0], [], [], _LOOK_EVERY)
+        if readable:
+            told = os.read(0, 2**16)
+            if not told:
+                break
+            *lines, unread = (unread + told).split(b"\n")
+            for line in lines:
+                children.add(pid := bear(**json.loads(line)))
+                tell(born=pid)
+        for pid in list(children):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                children.discard(pid)
+                tell(died=pid, code=os.waitstatus_to_exitcode(status))
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+
+
+def import_all():
+    """What takes long. Not what opens something that a child must not share, as Twisted's reactor does."""
+    for name in (
+        "channels_redis.pubsub",
+        "langchain_openai",
+        "langgraph.checkpoint.postgres.aio",
+        "procrastinate.contrib.django",
+        "psycopg_pool",
+        "project.asgi",
+        "project.urls",
+        "runs.worker",
+        "tests.processes.turns",
+    ):
+        import_module(name)
+    assert "twisted.internet.reactor" not in sys.modules
+
+
+def tell(**words):
+    print(json.dumps(words), flush=True)
+
+
+def bear(command, environment, output, errors):
+    """Fork a child that is ``manage.py`` with this command; its process id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        os.environ.update(environment)
+        for descriptor, path in ((0, os.devnull), (1, output), (2, errors)):
+            opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            os.dup2(opened, descriptor)
+            os.close(opened)
+        from django.core.management import execute_from_command_line
+
+        execute_from_command_line(["manage.py", *command])
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        threading._shutdown()  # as the interpreter does at its end: waits for threads that are no daemons
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Child:
+    """A process that a nursery bore."""
+
+    def __init__(self, pid):
+        self.pid = pid
+        self.returncode = None
+        self._ended = asyncio.Event()
+
+    async def wait(self):
+        """Its exit code, once it has ended; minus the number of a signal that ended it."""
+        await self._ended.wait()
+        return self.returncode
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def ended(self, code):
+        self.returncode = code
+        self._ended.set()
+
+
+class Nursery:
+    """The other end of it. An asynchronous context manager."""
+
+    def __init__(self, environment):
+        self._environment = environment
+        self._wanted = []  # futures, in the order they were asked for
+        self._children = {}
+
+    async def __aenter__(self):
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.processes.nursery"),
+            cwd=ROOT,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._hearing = asyncio.create_task(self._hear(), name="nursery")
+        return self
+
+    async def __aexit__(self, *_):
+        self._process.stdin.close()
+        await self._process.wait()
+        await self._hearing
+
+    async def bear(self, command, environment, output, errors):
+        """A new Child."""
+        born = asyncio.get_running_loop().create_future()
+        self._wanted.append(born)
+        asked = {"command": command, "environment": environment, "output": str(output), "errors": str(errors)}
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n")
+        return await born
+
+    async def _hear(self):
+        async for line in self._process.stdout:
+            told = json.loads(line)
+            if "born" in told:
+                child = self._children[told["born"]] = Child(told["born"])
+                self._wanted.pop(0).set_result(child)
+            else:
+                self._children.pop(told["died"]).ended(told["code"])
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ RUNTIME += .venv/anthropic.installed
 endif
 DEV := .venv/dev.installed
 
-.PHONY: run cluster test bench lint format lock
+.PHONY: run cluster test test-services bench lint format lock
 
 # Port 8000, or the one in PORT.
 run: $(RUNTIME)
@@ -24,6 +24,10 @@ cluster: $(RUNTIME) .venv/cluster.installed
 # What is skipped, for want of a Chromium say, is named at the end.
 test: $(DEV)
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+# What asks for a database, once more on PostgreSQL and Redis; both are started for it.
+test-services: $(DEV)
+	@exec $(BIN)/python -m tests.services $(BIN)/python -m pytest $(or $(ARGS),tests/runs tests/chat)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)

@@ -7,6 +7,7 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
 from chat import tokens
+from runs.plain import clean
 
 
 class Command(BaseCommand):
@@ -18,7 +19,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, username: str, **options: Any) -> str:
         users = get_user_model()
         try:
-            user = users._default_manager.get_by_natural_key(username)
+            user = users._default_manager.get_by_natural_key(clean(username))
         except users.DoesNotExist:
             raise CommandError(f"There is no user named {username}.") from None
         if not user.is_active:

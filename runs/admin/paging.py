@@ -71,6 +71,8 @@ def read(rows: QuerySet[Any], start: int, count: int) -> list[Any]:
 class BoundedChangeList(ChangeList):
     """Django's, which would take a list that fits on one page past the paginator."""
 
+    model_admin: Any  # a ConsoleAdmin
+
     def get_results(self, request: HttpRequest) -> None:
         self.paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         try:

@@ -19,7 +19,7 @@ run: $(RUNTIME)
 
 # The same with PostgreSQL, Redis, two web processes and two workers. It ends with this make, however that ends.
 cluster: $(RUNTIME) .venv/cluster.installed
-	@exec $(BIN)/python chat/cluster/tether.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
+	@exec $(BIN)/python -I chat/cluster/tether.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
 
 # What is skipped, for want of a Chromium say, is named at the end.
 test: $(DEV)

@@ -22,6 +22,9 @@ DRAIN = 5
 class Server:
     """``manage.py quickstart`` on one data folder, started, killed and started again."""
 
+    COMMAND = "quickstart"
+    START = PATIENT  # seconds
+
     def __init__(self, data, provider, **environment):
         self.data = data
         self.marks = data.parent / "marks"
@@ -46,14 +49,14 @@ class Server:
         """Start, and wait until it answers."""
         self._log = (self.data.parent / "log").open("a")
         self.process = subprocess.Popen(
-            [sys.executable, "manage.py", "quickstart"],
+            [sys.executable, "manage.py", self.COMMAND],
             cwd=ROOT,
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
         )
-        limit = threading.Timer(PATIENT, self.process.kill)
+        limit = threading.Timer(self.START, self.process.kill)
         limit.start()
         told = dict(self.process.stdout.readline().rstrip("\n").split(": ", 1) for _ in range(4))
         limit.cancel()
@@ -79,7 +82,7 @@ class Server:
         if self.process.poll() is None:
             self.kill()
 
-    def command(self, *arguments):
+    def command(self, *arguments, **environment):
         """Run another command of manage.py on the same data."""
         return subprocess.run(
             [sys.executable, "manage.py", *arguments],
@@ -87,6 +90,7 @@ class Server:
             env={
                 **self._environment,
                 "SECRET_KEY": "the key of a command, long enough to be taken for a real one",
+                **environment,
             },
             check=False,
             capture_output=True,

@@ -134,14 +134,14 @@ class OfWorker(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         workers = Worker.objects.order_by("host", "pid")[:_WORKERS_LISTED]
-        return [("none", "none")] + [(str(worker.id), str(worker)) for worker in workers]
+        return [("none", "none, though running")] + [(str(worker.id), str(worker)) for worker in workers]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         value = self.value()
         if not value:
             return queryset
         if value == "none":
-            return queryset.filter(worker=None)
+            return queryset.filter(worker=None, status=RunStatus.RUNNING)
         identifier = _uuid(value)
         return queryset.filter(worker=identifier) if identifier else queryset.none()
 

@@ -27,14 +27,14 @@ class Injector:
         async with asyncio.TaskGroup() as parts:
             for slot in self._deployment.workers:
                 faults = {self._freeze: 5, self._kill: 4, self._leave: 2}
-                parts.create_task(self._trouble(slot.name, until, faults, (0.5, 3), slot))
+                parts.create_task(self._trouble(slot.name, until, faults, (0.3, 2), slot))
             for slot in self._deployment.webs:
                 parts.create_task(
-                    self._trouble(slot.name, until, {self._kill: 1, self._leave: 1}, (1, 5), slot)
+                    self._trouble(slot.name, until, {self._kill: 1, self._leave: 1}, (0.5, 5), slot)
                 )
-            parts.create_task(self._trouble("redis", until, {self._pause_redis: 1}, (0.5, 3)))
+            parts.create_task(self._trouble("redis", until, {self._pause_redis: 1}, (0.3, 2.5)))
             postgresql = {self._restart_postgresql: 1, self._crash_postgresql: 1}
-            parts.create_task(self._trouble("postgresql", until, postgresql, (3, 9)))
+            parts.create_task(self._trouble("postgresql", until, postgresql, (2, 7)))
         await self._deployment.ready()
 
     async def _trouble(self, name, until, faults, pauses, *of):

@@ -8,6 +8,7 @@ from itertools import count, cycle, pairwise
 
 import httpx
 import psutil
+import psycopg
 import pytest
 
 from tests.processes.cluster import Cluster, frames_until, frozen, socket_of, stream
@@ -106,6 +107,20 @@ def test_line_4_a_turn_that_was_started_at_one_is_followed_at_the_other(cluster,
     live = [frame["event"] for frame in frames if frame["type"] == "run.event"]
     assert live == log[-len(live) :], "each once and in order"
     assert here.get(f"sessions/{session}/history/").json()["messages"][-1]["text"] == "w1 w2 w3 w4 w5 end"
+
+
+def test_a_job_tells_of_a_turn_and_is_gone_once_it_was_taken(cluster, key):
+    with psycopg.connect(cluster.webs()[0].environ()["DATABASE_URL"], autocommit=True) as database:
+        database.execute('LISTEN "procrastinate_queue_v1#turns"')
+        begin(cluster, key)
+        (note,) = database.notifies(timeout=PATIENT, stop_after=1)
+        assert json.loads(note.payload)["type"] == "job_inserted"
+
+        def is_empty():
+            return database.execute("SELECT count(*) FROM procrastinate_jobs").fetchone() == (0,)
+
+        cluster.until(is_empty, "the end of the jobs, though the turn goes on")
+    cluster.provider.open(key)
 
 
 def test_c06_ten_stops_at_two_processes_are_one_operation(cluster, key):

@@ -1,15 +1,17 @@
 """What an operator should look at now. Each query reads what is active or unknown only, however many runs
 there have been."""
 
+from collections import Counter
 from datetime import timedelta
+from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs import liveness
-from runs.models import Run, Session, ToolCall, Worker
+from runs.models import Run, ToolCall, Worker
 from runs.states import Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
@@ -47,8 +49,10 @@ def unknown_effects() -> QuerySet[ToolCall]:
     return ToolCall.objects.filter(effect=Effect.UNKNOWN, run__finished_at__gte=timezone.now() - RECENT)
 
 
-def long_queues() -> QuerySet[Session]:
-    """Sessions with an unusual number of turns in their queues."""
-    queued = Run.objects.filter(status=RunStatus.QUEUED).values("session")
-    long = queued.annotate(turns=Count("id")).filter(turns__gte=LONG_QUEUE).order_by()
-    return Session.objects.filter(id__in=long.values("session"))
+def long_queues() -> list[UUID]:
+    """The sessions with an unusual number of turns in their queues.
+
+    Counted here: to group them, a database would rather go through the queues of all sessions there are.
+    """
+    queued = Run.objects.filter(status=RunStatus.QUEUED).values_list("session", flat=True)
+    return [session for session, turns in Counter(queued).items() if turns >= LONG_QUEUE]

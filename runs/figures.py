@@ -22,7 +22,7 @@ from runs.states import RunStatus
 # Seconds for which the figures of a day that is over are not read again. They hardly change any more.
 CLOSED_DAY_LASTS = 60
 # Cancels of which the distribution is made, the latest ones: no more are read, however many there are.
-LATEST_CANCELS = 5_000
+LATEST_CANCELS = 2_000
 
 _NUMBERS = ("runs", "input_tokens", "output_tokens")
 

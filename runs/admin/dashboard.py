@@ -131,7 +131,7 @@ def _checks(user: Any) -> Iterator[Check]:
     if _may_view(user, Run, Session):
         yield Check(
             "Long queues",
-            attention.long_queues().count(),
+            len(attention.long_queues()),
             f"Sessions with {attention.LONG_QUEUE} or more turns in line.",
             _list_of(Run, status__exact=RunStatus.QUEUED),
         )

@@ -219,4 +219,4 @@ class TestAttention:
             for _ in range(length):
                 add(session, None, "queued")
 
-        assert [session.title for session in attention.long_queues()] == ["5"]
+        assert attention.long_queues() == [session.id]

@@ -33,7 +33,9 @@ if ON_SERVICES:  # what is published in Redis is heard in all its databases
     project_settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = _process
 
 import pytest  # noqa: E402
+from asgiref.sync import SyncToAsync  # noqa: E402
 from django.core.cache import cache  # noqa: E402
+from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
 from runs.worker import Supervisor  # noqa: E402
@@ -70,6 +72,14 @@ def _few_rows():
         patched.setattr("django.db.backends.postgresql.operations.DatabaseOperations.sql_flush", sql_flush)
         patched.setattr("django.core.management.commands.flush.emit_post_migrate_signal", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup):
+    """At the end, give back the connection of the thread in which synchronous views ran: the end of a
+    request does that, but Django's test client keeps it from doing so."""
+    yield
+    SyncToAsync.single_thread_executor.submit(connections.close_all).result()
 
 
 @pytest.fixture(autouse=True)

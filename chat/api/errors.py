@@ -4,6 +4,7 @@ What the engine, REST framework and Django raise ends here. ``Errors`` is the mi
 no view of ours has made (an unknown address, a refused host, a crash); it touches /api/ alone.
 """
 
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import Any
 
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework import exceptions
@@ -18,7 +20,9 @@ from rest_framework.response import Response
 
 from chat.api.authentication import CsrfFailed
 from chat.throttles import Throttled
-from runs.errors import EngineError
+from runs.errors import EngineError, Unavailable
+
+logger = logging.getLogger(__name__)
 
 Body = dict[str, dict[str, str]]
 
@@ -65,6 +69,9 @@ def sentence(detail: Any, field: str = "") -> str:
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
+    if isinstance(error, OperationalError | InterfaceError):
+        logger.warning("The database did not do what was asked of it: %s", error)
+        error = Unavailable("The database does not answer. Try again in a moment.")
     if isinstance(error, EngineError):
         wait = error.wait if isinstance(error, Throttled) else None
         return Response(body(error.code, error.message), error.status, headers=_retry_after(wait))

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 
 from runs.models import Run, Session
@@ -28,6 +29,16 @@ def test_c23_an_error_keeps_its_status_whatever_accept_says(alice, as_alice, as_
     assert error_of(as_alice.get(f"runs/{UNKNOWN}/events/", Accept=accept)) == (404, "not_found")
     assert error_of(as_alice.get("nowhere/", Accept=accept)) == (404, "not_found")
     assert error_of(as_alice("PUT", path, {}, Accept=accept)) == (405, "invalid")
+
+
+def test_a_database_that_is_away_is_no_fault_of_the_request(as_alice, monkeypatch):
+    def away(*args, **options):
+        raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr("runs.operations.create_session", away)
+    answer = as_alice.post("sessions/", {})
+    assert error_of(answer) == (503, "unavailable")
+    assert message_of(answer) == "The database does not answer. Try again in a moment."
 
 
 @pytest.mark.parametrize("path", ["nowhere/", "sessions", "sessions/a/b/c/", "", "%00/"])

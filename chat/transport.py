@@ -129,6 +129,13 @@ class Request(WebRequest):
         """The peer has stopped reading: leave it."""
         self.outlet.transport.abortConnection()
 
+    def handle_exception(self, exception: BaseException) -> None:
+        """The application broke. Once the response has begun, to cut it off is all that can be told."""
+        if self._response_started:
+            self.outlet.transport.abortConnection()
+        else:
+            super().handle_exception(exception)
+
     def handle_reply(self, message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), SERVED_BY]}

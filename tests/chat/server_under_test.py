@@ -83,6 +83,9 @@ async def http(path, receive, send) -> None:
             while True:
                 await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
                 await asyncio.sleep(0.1)
+    elif path == "/break":
+        await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
+        raise RuntimeError("in the middle of a response")
     elif path == "/block":
         async with ThreadSensitiveContext():
             await send({"type": "http.response.body", "body": b"blocking", "more_body": True})

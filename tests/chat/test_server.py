@@ -251,6 +251,16 @@ def test_a_body_that_is_too_large_is_refused_while_it_comes(serve):
     assert server.get()["sent"] == 0
 
 
+def test_c24_a_response_whose_application_breaks_is_cut_off_and_so_is_the_next(serve):
+    """What looks after the applications goes on: nothing of a connection is kept once it has ended."""
+    server = serve()
+    for _ in range(2):
+        with server.tcp() as connection:
+            connection.sendall(b"GET /break HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"alive" in connection.recv(1000)
+            assert is_cut_off(connection)
+
+
 def test_c05_an_abandoned_request_in_blocking_code_harms_nobody(serve):
     server = serve()
     for _ in range(5):

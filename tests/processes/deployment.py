@@ -93,6 +93,7 @@ class Slot:
     async def _run(self):
         log, told = self._logs / f"{self.title}.log", self._logs / f"{self.title}.out"
         environment = {"PGAPPNAME": self.title}
+        told.touch()  # the child may be slow to open it
         self.process = await self._nursery.bear(self._command, environment, told, log)
         ending = asyncio.create_task(self.process.wait())
         try:

@@ -131,7 +131,7 @@ class Execution:
 
     async def _drive(self) -> Ending:
         """Run the graph to its end or stop it; then nothing of it works any more, or it was given up on."""
-        turn = await in_thread(turns.load, self.run.id)
+        turn = await _stubbornly(lambda: in_thread(turns.load, self.run.id))
         if turn.run.cancel_requested_at is not None:
             self.stop(StopReason.CANCEL)
         self._translator = Translator(
@@ -374,13 +374,13 @@ class Execution:
 _AFTER_KILL = 0.5
 
 
-async def _stubbornly(write: Callable[[], Awaitable[T]]) -> T:
-    """Repeat ``write`` while the database is away: an ending has to be written."""
+async def _stubbornly(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeat ``ask`` while the database is away: a turn has to begin and to end."""
     pause = 0.1
     while True:
         try:
-            return await write()
+            return await ask()
         except (OperationalError, InterfaceError) as error:
-            logger.warning("An ending cannot be written, trying again: %s", error)
+            logger.warning("The database does not answer, trying again: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)

@@ -109,6 +109,8 @@ def _turns(session_id: UUID) -> list[_Turn]:
                 # As far as the run's row knew: what was written since comes with the events that follow.
                 log = RunEvent.objects.filter(run=run, seq__lte=run.last_seq).order_by("seq")
                 turn.said = transcript.read(run, log, turn.said)
+            if turn.said is not None and last.resolution == Resolution.DISMISSED and last.finished_at:
+                transcript.close(turn.said, last.finished_at)
     return list(turns.values())
 
 

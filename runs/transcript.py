@@ -131,6 +131,13 @@ class Transcript:
         return (call for message in self.messages for call in message.calls)
 
 
+def close(said: Transcript, at: datetime) -> None:
+    """Put behind a turn that came to no answer the note that a repair will put there."""
+    if said.status in NOTES and not said.has_answer:
+        text = NOTES[said.status]
+        said.messages.append(Message(note_id(said.run_id), said.run_id, "assistant", text, "interrupted", at))
+
+
 def note_id(run_id: UUID | str) -> str:
     """The id of the message that closes a turn which ended without an answer."""
     return f"{run_id}:note"

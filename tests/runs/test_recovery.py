@@ -9,8 +9,9 @@ import threading
 from uuid import uuid4
 
 import pytest
+from django.db import InterfaceError, OperationalError
 
-from runs import agents, lifecycle, operations, recovery
+from runs import agents, lifecycle, operations, recovery, turns
 from runs.checkpoints import FencedSaver
 from runs.database import in_thread
 from runs.errors import NotInterrupted
@@ -417,6 +418,39 @@ async def results(stage):
     graph = agents.load("assistant").graph_on(Supervisor.current.checkpoints.reader())
     found = await graph.aget_state({"configurable": {"thread_id": stage.session}})
     return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
+
+
+async def test_line_32_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(stage, servers):
+    stage.script.add(call("slow_async", seconds=60))
+    run_id = await stage.start()
+    await event(run_id, "tool.started")
+    await servers.restart()
+    await interrupted(run_id)
+
+    await in_thread(operations.dismiss, stage.owner, run_id)
+
+    before = await stage.history()
+    assert before[-1]["text"] == "(The turn was interrupted before an answer was given.)"
+    await stage.assert_next_completes()
+    after = await stage.history()
+    assert [(m["id"], m["role"], m["text"], m["status"], m["run"]) for m in after[: len(before)]] == [
+        (m["id"], m["role"], m["text"], m["status"], m["run"]) for m in before
+    ]
+
+
+async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, servers, monkeypatch):
+    stage.script.add(say("There it is."))
+    load, away = turns.load, [OperationalError("the server closed the connection"), InterfaceError("closed")]
+
+    def load_in_the_end(run_id):
+        if away:
+            raise away.pop()
+        return load(run_id)
+
+    monkeypatch.setattr(turns, "load", load_in_the_end)
+
+    assert (await terminal(await stage.start())).status == "completed"
+    assert not away
 
 
 @pytest.mark.parametrize("last", [None, "tool.started"])

@@ -11,6 +11,7 @@ export class Transcript {
     this.list = list;
     this.onDraw = onDraw;
     this.onParagraph = onParagraph;
+    this.forgotten = new Set(); // runs whose turns were taken back; a rendering may still be on its way
     this.undrawn = new Map(); // message id → {run, text} that came since the last frame
     this.frame = 0;
   }
@@ -49,6 +50,7 @@ export class Transcript {
   /** Take the server's rendering of one turn. `whole` false: something newer is on the screen, take finished texts only. */
   take(fresh, { whole }) {
     this.draw();
+    if (this.forgotten.has(fresh.dataset.run)) return;
     const shown = this.turn(fresh.dataset.run);
     if (!shown) {
       this.list.append(fresh);
@@ -68,11 +70,13 @@ export class Transcript {
 
   takeAll(fresh) {
     this.draw();
+    for (const turn of fresh.querySelectorAll(".turn")) if (this.forgotten.has(turn.dataset.run)) turn.remove();
     reconcile(this.list, fresh);
     this.onDraw();
   }
 
   forget(run) {
+    this.forgotten.add(run);
     this.turn(run)?.remove();
   }
 

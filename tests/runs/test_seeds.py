@@ -87,7 +87,8 @@ async def test_line_16_a_turn_cancelled_in_the_queue_leaves_the_seed_to_the_next
         patched.setattr("runs.dispatch.request", lambda session_id: None)
         run_id = await begin(stage)
         await stage.cancel(run_id)
-    assert [message["text"] for message in await stage.history()][-2:] == ["It is sunny.", "And tomorrow?"]
+    shown = [message["text"] for message in await stage.history()]
+    assert shown[-3:] == ["It is sunny.", "And tomorrow?", "(Stopped before an answer was given.)"]
     stage.script.add(say("Hello."))
     assert (await terminal(await stage.start("Still there?"))).status == "completed"
     sent = words(stage.provider.calls[-1].messages)

@@ -179,7 +179,7 @@ def test_c24_three_hundred_streams_that_are_reset_leave_nothing_behind(server):
     drop_a_hundred()
     drop_a_hundred()
     until(lambda: server.sockets() <= before[0])
-    assert server.threads() <= before[1]
+    assert server.threads() <= before[1] + 10  # pools may still grow to their size
     assert server.metric("process_resident_memory_bytes") < before[2] + 20 * 2**20
     assert "Traceback" not in server.log
 

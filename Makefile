@@ -21,13 +21,15 @@ run: $(RUNTIME)
 cluster: $(RUNTIME) .venv/cluster.installed
 	@exec $(BIN)/python -I chat/cluster/tether.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
 
-# What is skipped, for want of a Chromium say, is named at the end.
+# Side by side, file by file. What is skipped, for want of a Chromium say, is named at the end.
+PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+
 test: $(DEV)
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(PYTEST) $(ARGS)
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
-	@exec $(BIN)/python -m tests.services $(BIN)/python -m pytest $(or $(ARGS),tests/runs tests/chat)
+	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)

@@ -50,6 +50,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _belongs(item: pytest.Item) -> bool:
+    if item.get_closest_marker("faults") and "FAULT_SECONDS" not in os.environ:
+        return False
     if not ON_SERVICES:
         return not item.get_closest_marker("services")
     if item.get_closest_marker("sqlite"):

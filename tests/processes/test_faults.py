@@ -1,7 +1,7 @@
 """A load of turns over several processes while everything breaks; then all of it is accounted for.
 
-``FAULT_SECONDS`` (default 60) is for how long things break, ``FAULT_SEED`` repeats the choices of a run that
-was printed.
+``FAULT_SECONDS`` is for how long things break; without it the test is left out. ``FAULT_SEED`` repeats the
+choices of a run that was printed.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ REST = 60 * (3 if os.environ.get("CI") else 1)
 
 
 @pytest.mark.cluster
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 async def test_every_turn_is_accounted_for_while_everything_breaks(tmp_path):

@@ -473,16 +473,21 @@ class Lives(Truths, RuleBasedStateMachine):
         w=WORKER,
         v=WORKER,
         kinds=KINDS,
+        swept=st.booleans(),
         what=st.lists(st.sampled_from([*ACTS, "reclaimed"]), max_size=2),
     )
-    def answer_and_overtake(self, n, w, v, kinds, what):
-        """A question, its answer and the next claim, while the execution that asked has not noticed."""
+    def answer_and_overtake(self, n, w, v, kinds, swept, what):
+        """A question, its answers and the next claim, while the execution that asked has not noticed."""
         execution = self.execution(n, w)
         if execution is None or not self.do(execution, "wait"):
             return
         self.look()
         lifecycle.answer(execution.run_id, {"q": "yes"}, self.user)
         self.look()
+        self.answer(n, 0, True)
+        if swept:
+            self.sweep(-1)
+            self.look()
         if self.take(n, v) is None:
             return
         self.look()
@@ -529,25 +534,44 @@ class Lives(Truths, RuleBasedStateMachine):
         n=SESSION,
         w=WORKER,
         how=st.sampled_from(LOSSES),
-        queued=st.booleans(),
+        queued=st.sampled_from(["nobody", "stays", "is cancelled"]),
         i=ANY,
-        decision=DECISIONS | st.none(),
+        decisions=st.lists(DECISIONS, max_size=2),
     )
-    def lose_and_decide(self, n, w, how, queued, i, decision):
-        """An execution is lost; one that was queued behind it may be cancelled before somebody decides."""
+    def lose_and_decide(self, n, w, how, queued, i, decisions):
+        """An execution is lost; one that was queued behind it may be cancelled before somebody decides, and
+        what was decided may be decided again."""
         execution = self.execution(n, w)
         if execution is None:
             return
-        if queued:
+        if queued != "nobody":
             self.admit(n, "enqueue", None, "x")
             self.look()
         self.lose(execution, how)
         self.look()
-        if queued:
+        if queued == "is cancelled":
             self.cancel(n, i, (RunStatus.QUEUED,))
             self.look()
-        if decision is not None:
+        for decision in decisions:
             self.decide(n, 0, decision)
+            self.look()
+
+    @step(3, n=SESSION, w=WORKER, how=st.sampled_from(LOSSES), ending=st.sampled_from(ENDINGS))
+    def go_on_and_retry(self, n, w, how, ending):
+        """A turn of two runs is taken back as a whole."""
+        execution = self.execution(n, w)
+        if execution is None:
+            return
+        self.lose(execution, how)
+        self.look()
+        self.decide(n, 0, Resolution.RESUMED)
+        self.look()
+        following = self.take(n, w)
+        self.look()
+        if following is not None:
+            self.do(following, ending)
+            self.look()
+            self.decide(n, 0, Resolution.RETRIED)
 
     def lose(self, execution, how):
         if how == "leaves":

@@ -20,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, NodeCancelledError
 from langgraph.runtime import RunControl
 
-from runs import agents, lifecycle, token, turns
+from runs import agents, lifecycle, token, tracking, turns
 from runs.checkpoints import Checkpoints, FencedSaver
 from runs.database import in_thread
 from runs.errors import AgentMismatch, Fenced
@@ -154,6 +154,7 @@ class Execution:
         if self._stop.done():
             return self._stopped(self._stop.result())
 
+        tracking.track_generators()
         context = contextvars.copy_context()
         context.run(token.current.set, self.token)
         graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
@@ -240,6 +241,7 @@ class Execution:
             if not await work.ended(_AFTER_KILL):
                 self._gave_up = True
                 work.give_up(self._later(self._stragglers_ended), self._later(self._result_came))
+        await work.close_generators(_AFTER_KILL)
 
     def _later(self, callback: Callable[..., None]) -> Callable[..., None]:
         """``callback`` on the loop, called from whatever thread a straggler ends in."""
@@ -370,7 +372,7 @@ class Execution:
             await saver.seal()
 
 
-# What a process group needs to vanish after SIGKILL.
+# What a process group needs to vanish after SIGKILL, and a stream to close, in seconds.
 _AFTER_KILL = 0.5
 
 

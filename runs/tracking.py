@@ -1,7 +1,8 @@
-"""Enters every asyncio task that is created in the context of a run with that run's work."""
+"""Enters every asyncio task and asynchronous generator that begins in the context of a run with its work."""
 
 import asyncio
-from collections.abc import Coroutine, Generator
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeAlias
 
@@ -30,6 +31,29 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
         return task
 
     loop.set_task_factory(factory)
+
+
+class _Begin:
+    """What the interpreter calls with each asynchronous generator that begins."""
+
+    def __init__(self, before: Callable[[AsyncGenerator[Any, Any]], None] | None) -> None:
+        self._before = before
+
+    def __call__(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if (token := current.get()) is not None:
+            token.work.add_generator(generator)
+        if self._before is not None:
+            self._before(generator)
+
+
+def track_generators() -> None:
+    """Enter asynchronous generators, too, from now until the running loop stops. Doing it again is harmless.
+
+    The loop sets the interpreter's hooks anew whenever it begins to run, and goes on to hear of all of them.
+    """
+    before, end = sys.get_asyncgen_hooks()
+    if not isinstance(before, _Begin):
+        sys.set_asyncgen_hooks(firstiter=_Begin(before), finalizer=end)
 
 
 def _make(loop: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any) -> asyncio.Task[Any]:

@@ -11,9 +11,11 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from runs.process import ProcessGroup
 
@@ -63,6 +65,8 @@ class Work:
         self._last_signal: signal.Signals | None = None
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._on_idle: Callable[[], None] | None = None
+        self._begun = count()
+        self._generators: WeakValueDictionary[int, AsyncGenerator[Any, Any]] = WeakValueDictionary()
 
     def alive(self) -> Alive:
         """What lives and was not given up on."""
@@ -109,6 +113,25 @@ class Work:
         for task in tasks:
             task.cancel()
         return len(tasks)
+
+    async def close_generators(self, timeout: float) -> None:
+        """Close what asynchronous generators were left half-way, within ``timeout`` seconds.
+
+        One whose reader was cancelled while it handled an item is closed by nobody, and lives on as long as
+        anything refers to it; with it lives the stream of the model.
+        """
+        left = [
+            generator for _, generator in sorted(self._generators.items(), reverse=True)
+        ]  # inner ones first
+        try:
+            async with asyncio.timeout(timeout):
+                for generator in left:
+                    try:
+                        await generator.aclose()
+                    except Exception as error:  # noqa: BLE001 (their cleaning up is anybody's code)
+                        logger.debug("%r was not closed in good order: %s", generator, error)
+        except TimeoutError:
+            logger.warning("What a run was streaming did not close within %g s.", timeout)
 
     def terminate_processes(self) -> None:
         """Ask every process group to end (SIGTERM), one that is just being started included."""
@@ -163,6 +186,10 @@ class Work:
         """Enter a task until it is done."""
         self._add(task)
         task.add_done_callback(self._remove)
+
+    def add_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        """Enter an asynchronous generator as long as it lives. To be called on its event loop."""
+        self._generators[next(self._begun)] = generator
 
     def add_process(self, group: ProcessGroup) -> None:
         """Enter a process group until its last process is gone."""

@@ -7,6 +7,7 @@ import time
 from uuid import UUID
 
 import pytest
+from langgraph.graph import START, MessagesState, StateGraph
 
 from runs import operations
 from runs.database import in_thread
@@ -48,6 +49,38 @@ def shape(request):
 async def stage(engine, alice, serve, tmp_path, release):
     async with open_stage(alice, serve, tmp_path / "marks", release=release) as opened:
         yield opened
+
+
+async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(stage, serve):
+    """Its reader was cancelled in the middle of an item, and nobody closes what somebody may go on reading."""
+    kept, reading, closed = [], asyncio.Event(), asyncio.Event()
+
+    async def stream():
+        try:
+            while True:
+                yield "item"
+        finally:
+            closed.set()
+
+    async def node(state):
+        kept.append(stream())
+        async for _ in kept[0]:
+            reading.set()
+            await asyncio.Event().wait()
+
+    def build():
+        graph = StateGraph(MessagesState)
+        graph.add_node("node", node)
+        graph.add_edge(START, "node")
+        return graph
+
+    serve(build)
+    run_id = await stage.start()
+    await reading.wait()
+
+    assert (await stage.cancelled(run_id)).status == "cancelled"
+
+    assert closed.is_set()
 
 
 async def test_c13_stop_keeps_the_words_already_shown(engine, alice, serve, tmp_path, shape):

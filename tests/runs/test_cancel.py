@@ -52,7 +52,7 @@ async def stage(engine, alice, serve, tmp_path, release):
 
 
 async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(stage, serve):
-    """Its reader was cancelled in the middle of an item, and nobody closes what somebody may go on reading."""
+    """Its reader was cancelled while it handled an item, and nobody closes what may still be read."""
     kept, reading, closed = [], asyncio.Event(), asyncio.Event()
 
     async def stream():

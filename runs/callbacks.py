@@ -97,6 +97,10 @@ class CallbackRelay(BaseCallbackHandler):
         self._tell(self._listener.llm_started, run_id, sum(map(len, prompts)) // 4, None)
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        if self._is_cancelled() and threading.get_ident() == self._thread:
+            # The cancel came together with this piece, and a wait_for of the model's client has swallowed it
+            # (before Python 3.12 it does).
+            raise asyncio.CancelledError
         if isinstance(chunk, ChatGenerationChunk):
             message = chunk.message
             plain_text = type(token) is str and not getattr(message, "tool_call_chunks", None)

@@ -7,6 +7,9 @@ import time
 from uuid import UUID
 
 import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessageChunk
+from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import START, MessagesState, StateGraph
 
 from runs import operations
@@ -81,6 +84,49 @@ async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(
     assert (await stage.cancelled(run_id)).status == "cancelled"
 
     assert closed.is_set()
+
+
+class Deaf(BaseChatModel):
+    """A model whose client swallows the first cancel."""
+
+    @property
+    def _llm_type(self):
+        return "deaf"
+
+    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+        raise NotImplementedError
+
+    async def _astream(self, messages, stop=None, run_manager=None, **kwargs):
+        has_heard = False
+        while True:
+            yield ChatGenerationChunk(message=AIMessageChunk("word "))
+            try:
+                await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                if has_heard:
+                    raise
+                has_heard = True
+
+
+async def test_line_15_a_client_that_swallows_the_cancel_is_stopped_at_its_next_piece(stage, serve, settings):
+    settings.RUNS_CANCEL_GRACE = 120
+
+    async def node(state):
+        return {"messages": [await Deaf().ainvoke(state["messages"])]}
+
+    def build():
+        graph = StateGraph(MessagesState)
+        graph.add_node("node", node)
+        graph.add_edge(START, "node")
+        return graph
+
+    serve(build)
+    run_id = await stage.start()
+    await event(run_id, "message.delta")
+
+    ended = await stage.cancelled(run_id, 10 * PATIENCE)
+
+    assert ended.status == "cancelled"
 
 
 async def test_c13_stop_keeps_the_words_already_shown(engine, alice, serve, tmp_path, shape):

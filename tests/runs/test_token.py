@@ -240,7 +240,7 @@ if {ignore}:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 child = "sleep 600 & echo $!; wait"
 p = subprocess.Popen(["sh", "-c", child])
-print(os.getpid(), p.pid, flush=True)
+os.write(1, b"%d %d\\n" % (os.getpid(), p.pid))  # at once: the grandchild writes there, too
 {then}
 """
 

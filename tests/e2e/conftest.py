@@ -83,7 +83,7 @@ def running_server(provider: RemoteProvider, data: Path, port: int = 0) -> Itera
         MARKS_VARIABLE: str(data / "marks"),
         "AGENT_MODEL": "openai:scripted",
         "OPENAI_BASE_URL": provider.base_url,
-        "RUNS_CANCEL_GRACE": "1",
+        "RUNS_CANCEL_GRACE": "4",  # long enough to look at a pending stop more than once
     }
     with subprocess.Popen(
         [sys.executable, "manage.py", "quickstart"],

@@ -4,6 +4,7 @@ import os
 import time
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
@@ -59,6 +60,17 @@ def is_gone(worker: Worker) -> bool:
     except PermissionError:
         pass
     return False
+
+
+def dead(but: UUID | None = None) -> list[Worker]:
+    """The dead among all workers, one of them left out of account.
+
+    Every process looks at each of its heartbeats, so of the living only those of this host are read.
+    """
+    silent_ids = set(silent().values_list("id", flat=True))
+    looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
+    others = looked_at.exclude(id=but) if but else looked_at
+    return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]
 
 
 def is_dead(worker: Worker) -> bool:

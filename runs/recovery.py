@@ -59,10 +59,7 @@ def sweep(own: UUID | None = None) -> Swept:
 
 
 def _bury_dead_workers(swept: Swept, own: UUID | None) -> None:
-    silent = set(liveness.silent().values_list("id", flat=True))
-    for worker in Worker.objects.exclude(id__in=[own] if own else []):
-        if worker.id not in silent and not liveness.is_gone(worker):
-            continue
+    for worker in liveness.dead(but=own):
         for run_id in Run.objects.filter(worker=worker, status=RunStatus.RUNNING).values_list(
             "id", flat=True
         ):

@@ -180,9 +180,9 @@ NOBODY_WAITS_FOR_EVER = {
         "return None",
     ),
     "the sweep forgets dead workers": (
-        recovery._bury_dead_workers,
-        "worker.id not in silent and not liveness.is_gone(worker)",
-        "worker.id not in silent",
+        liveness.dead,
+        "worker.id in silent_ids or is_gone(worker)",
+        "worker.id in silent_ids",
     ),
     "the sweep forgets runs without a worker": (
         recovery._end_orphans,

@@ -61,6 +61,16 @@ def test_whoever_leaves_or_is_gone_is_in_nobodys_way(foreign, state):
     assert liveness.seen_beating() is None
 
 
+def test_a_look_for_the_dead_reads_nobody_who_lives_on_another_host(foreign, monkeypatch):
+    host, boot = liveness.this_host()
+    gone = Worker.objects.create(host=host, boot=boot, pid=2**22 + 1, pid_started="1", version="1")
+    read, is_gone = [], liveness.is_gone
+    monkeypatch.setattr(liveness, "is_gone", lambda worker: read.append(worker) or is_gone(worker))
+    assert liveness.dead() == [gone]
+    assert read == [gone]
+    assert liveness.dead(but=gone.id) == []
+
+
 async def test_a_process_is_in_nobodys_way_once_it_left(engine: Supervisor):
     await engine.leave(1)
     assert not await Worker.objects.aexists()

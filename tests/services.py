@@ -48,6 +48,11 @@ class PostgreSQL:
         """The address of its database ``postgres``; known once it was started."""
         return str(self._server.get_uri())
 
+    @property
+    def pid(self) -> int:
+        """The process that all its others are children of."""
+        return int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
+
     def start(self) -> None:
         """Start it, and wait until it answers. One that runs on this data already is taken over."""
         self._server.start()
@@ -75,6 +80,12 @@ class Redis:
     def url(self) -> str:
         """The address of its first database."""
         return f"unix://{self._socket}"
+
+    @property
+    def pid(self) -> int:
+        """Its process. Only while it runs."""
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         """Start it, and wait until it answers."""

@@ -115,12 +115,12 @@ class Slot:
 class Deployment:
     """All of it. ``logs`` has a file for each process that there was."""
 
-    def __init__(self, postgresql, redis, nursery, logs):
+    def __init__(self, postgresql, redis, nursery, logs, webs, workers):
         self.postgresql = postgresql
         self.redis = redis
         self.logs = logs
-        self.webs = [Slot(f"web{n}", ["serve", "--port", "0"], nursery, logs) for n in (1, 2)]
-        self.workers = [Slot(f"worker{n}", ["work"], nursery, logs) for n in (1, 2)]
+        self.webs = [Slot(f"web{n + 1}", ["serve", "--port", "0"], nursery, logs) for n in range(webs)]
+        self.workers = [Slot(f"worker{n + 1}", ["work"], nursery, logs) for n in range(workers)]
         self.seen = {}  # process id of each worker that signed on, by its id
 
     @property
@@ -156,8 +156,9 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployment(folder, provider, agents):
-    """Two web processes and two workers, ready, for the duration of the block."""
+async def deployment(folder, provider, agents, *, webs=2, workers=2, accounts=4, settings=None):
+    """So many web processes and workers, ready, for the duration of the block. ``settings`` are variables of
+    their environment that are to differ from those of the tests."""
     async with AsyncExitStack() as opened:
         postgresql = opened.enter_context(throw_away(PostgreSQL))
         redis = opened.enter_context(throw_away(Redis))
@@ -181,15 +182,16 @@ async def deployment(folder, provider, agents):
             "RUNS_DRAIN_TIMEOUT": str(DRAIN),
             "RUNS_IDLE_TIMEOUT": "20",
             "DJANGO_SETTINGS_MODULE": "project.settings",
+            **(settings or {}),
         }
         await _run("manage.py", "migrate", environment=environment)
         nursery = await opened.enter_async_context(Nursery(environment))
-        cluster = Deployment(postgresql, redis, nursery, logs)
+        cluster = Deployment(postgresql, redis, nursery, logs, webs, workers)
         for slot in cluster.slots:
             opened.push_async_callback(slot.close)
         await cluster.ready()
         cluster.tokens = json.loads(
-            await _run("-m", "tests.benchmarks.accounts", "4", environment=environment)
+            await _run("-m", "tests.benchmarks.accounts", str(accounts), environment=environment)
         )
         yield cluster
 

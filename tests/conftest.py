@@ -4,10 +4,12 @@ The tests run in two modes: on SQLite and in memory, and, under ``python -m test
 and Redis. The second mode collects what asks for a database, since all else would be the same there.
 """
 
+import asyncio
 import atexit
 import os
 import shutil
 import tempfile
+from asyncio.selector_events import BaseSelectorEventLoop
 
 _data = tempfile.mkdtemp(prefix="turnkeeper-tests-")
 atexit.register(shutil.rmtree, _data, ignore_errors=True)
@@ -73,6 +75,28 @@ def _few_rows():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("django.db.backends.postgresql.operations.DatabaseOperations.sql_flush", sql_flush)
         patched.setattr("django.core.management.commands.flush.emit_post_migrate_signal", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loops_finish_closing():
+    """A connection that was closed is gone in the next round of its loop, and when the rest is sent. Where a
+    loop is closed before that, its socket would be found by the garbage collector, in some later test.
+
+    What nobody closed stays open, and is reported.
+    """
+    close = BaseSelectorEventLoop.close
+
+    def finish_and_close(loop):
+        if not loop.is_closed() and asyncio._get_running_loop() is None:
+            for transport in list(loop._transports.values()):
+                if transport.is_closing():
+                    transport.abort()
+            loop.run_until_complete(asyncio.sleep(0))
+        close(loop)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(BaseSelectorEventLoop, "close", finish_and_close)
         yield
 
 

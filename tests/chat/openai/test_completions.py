@@ -298,8 +298,9 @@ class TestDisconnect:
     @pytest.mark.slow
     @pytest.mark.timeout(max(120, 2 * TRIES))
     async def test_line_20_a_disconnect_against_the_natural_end_gives_one_terminal_fact(
-        self, engine, model, alice
+        self, engine, model, alice, monkeypatch
     ):
+        monkeypatch.setattr("chat.throttles.TurnStarts.rate", "1000/second")
         chance = timing()
         for _ in range(TRIES):
             _, http = await stream(alice, "hello")

@@ -6,7 +6,7 @@ from django.db.models.signals import post_migrate
 
 class RunsConfig(AppConfig):
     name = "runs"
-    verbose_name = "Runs"
+    verbose_name = "Engine"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:

@@ -45,8 +45,8 @@ def dead_workers() -> QuerySet[Worker]:
 
 
 def unknown_effects() -> QuerySet[ToolCall]:
-    """Tool calls of runs that ended of late, of which nobody knows what they did."""
-    return ToolCall.objects.filter(effect=Effect.UNKNOWN, run__finished_at__gte=timezone.now() - RECENT)
+    """Tool calls that began of late, of which nobody knows what they did."""
+    return ToolCall.objects.filter(effect=Effect.UNKNOWN, started_at__gte=timezone.now() - RECENT)
 
 
 def long_queues() -> list[UUID]:

@@ -1,4 +1,8 @@
-"""The durable facts of the engine. The constraints here are the invariants that a database can hold."""
+"""The durable facts of the engine. The constraints here are the invariants that a database can hold.
+
+A foreign key with which another index or constraint begins has no index of its own: every event that is
+written would have to keep it up.
+"""
 
 import uuid
 from collections.abc import Collection
@@ -32,7 +36,9 @@ class Session(models.Model):
     """One conversation: the unit of exclusion, of the LangGraph thread and of the cancellation projection."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="agent_sessions")
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.CASCADE, related_name="agent_sessions", db_index=False
+    )
     agent = models.CharField(max_length=100)
     title = models.CharField(max_length=200, blank=True, default="")
     title_source = models.CharField(max_length=10, choices=TitleSource, default=TitleSource.WORDS)
@@ -48,7 +54,6 @@ class Session(models.Model):
         indexes = [
             models.Index(fields=["owner", "-updated_at", "id"], name="session_owner_recent"),
             models.Index(fields=["-updated_at", "-id"], name="session_recent"),
-            models.Index(fields=["agent"], name="session_agent"),
         ]
         default_permissions = ("view", "delete")
 
@@ -61,6 +66,9 @@ class Seed(models.Model):
 
     session = models.OneToOneField(Session, models.CASCADE, primary_key=True)
     messages = models.JSONField()  # in LangChain's form, see runs.seeds
+
+    class Meta:
+        default_permissions = ()
 
     def __str__(self) -> str:
         return f"the seed of {self.session_id}"
@@ -95,7 +103,7 @@ class Run(models.Model):
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
-    session = models.ForeignKey(Session, models.CASCADE, related_name="runs")
+    session = models.ForeignKey(Session, models.CASCADE, related_name="runs", db_index=False)
     # The session's, which never changes: a day's figures would have to read each session for it.
     agent = models.CharField(max_length=100, editable=False)
     # Order among the queued: a resuming or retrying run takes a negative line and so the head.
@@ -124,7 +132,7 @@ class Run(models.Model):
     # Set once, by the acceptance of a cancel. From then on the run can only become cancelled.
     cancel_requested_at = models.DateTimeField(null=True)
 
-    worker = models.ForeignKey(Worker, models.SET_NULL, null=True, related_name="runs")
+    worker = models.ForeignKey(Worker, models.SET_NULL, null=True, related_name="runs", db_index=False)
     claim = models.PositiveIntegerField(default=0)  # raised by each claim; the fence of all writes
     claimed_at = models.DateTimeField(null=True)
     # Batches written by the event writer; tells whether a COMMIT whose reply was lost did happen.
@@ -193,9 +201,13 @@ class Run(models.Model):
         ]
         indexes = [
             models.Index(fields=["session", "status", "line"], name="run_queue"),
-            models.Index(fields=["worker"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"),
+            # With the status in it SQLite prefers it to the index of all that a worker has ever run.
+            models.Index(
+                fields=["worker", "status"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"
+            ),
             models.Index(fields=["status", "created_at"], condition=Q(status__in=ACTIVE), name="run_active"),
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
+            models.Index(fields=["worker", "-created_at", "-id"], name="run_newest_by_worker"),
             models.Index(fields=["status", "-created_at", "-id"], name="run_newest_by_status"),
             # Has all that a day's figures are made of, so that the rows need not be read.
             models.Index(
@@ -240,7 +252,7 @@ class Run(models.Model):
 class RunEvent(models.Model):
     """One entry of a run's durable log."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="events")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="events", db_index=False)
     seq = models.PositiveIntegerField()
     type = models.CharField(max_length=20, choices=EventType)
     data = models.JSONField()
@@ -263,7 +275,7 @@ class RunEvent(models.Model):
 class ToolCall(models.Model):
     """One tool call of a run and what is known of its effect."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="calls")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="calls", db_index=False)
     call_id = models.CharField(max_length=200)
     message_id = models.CharField(max_length=200, blank=True, default="")
     name = models.CharField(max_length=200)
@@ -278,7 +290,11 @@ class ToolCall(models.Model):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="one_row_per_tool_call")]
         indexes = [
-            models.Index(fields=["run"], condition=Q(effect=Effect.UNKNOWN), name="call_of_unknown_effect"),
+            models.Index(
+                fields=["-started_at", "run"],
+                condition=Q(effect=Effect.UNKNOWN),
+                name="call_of_unknown_effect",
+            ),
         ]
         default_permissions = ("view",)
 

@@ -1,5 +1,6 @@
 """Accounts: Django's own pages, but for deleting, which ends and takes along all that an account owns."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,12 +8,12 @@ from django.contrib import admin
 from django.contrib.auth import admin as auth_admin  # registers the model that is registered anew here
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AbstractBaseUser
-from django.db.models import Count, Q
+from django.db.models import Count
 
 from runs import operators
 from runs.admin.deleting import DeletesThroughEngine
 from runs.admin.wording import count
-from runs.models import Session
+from runs.models import Run, Session
 from runs.states import ACTIVE
 
 
@@ -26,22 +27,20 @@ class AccountAdmin(DeletesThroughEngine, auth_admin.UserAdmin):
         await operators.delete_user(actor, key, reason)
 
     def what_goes(self, chosen: Sequence[Any]) -> list[tuple[Any, str, str]]:
-        rows = (
-            Session.objects.filter(owner__in=[user.pk for user in chosen])
-            .values("owner")
-            .annotate(
-                sessions=Count("id", distinct=True),
-                active=Count("runs", filter=Q(runs__status__in=ACTIVE), distinct=True),
+        keys = [user.pk for user in chosen]
+        owned = Session.objects.filter(owner__in=keys).values_list("owner")
+        sessions_of = dict(owned.annotate(sessions=Count("*")))
+        active_of = Counter(
+            Run.objects.filter(status__in=ACTIVE, session__owner__in=keys).values_list(
+                "session__owner", flat=True
             )
         )
-        counted = {row["owner"]: row for row in rows}
         told = []
         for user in chosen:
-            row = counted.get(user.pk, {"sessions": 0, "active": 0})
-            sessions, active = count(row["sessions"], "session"), count(row["active"], "active run")
+            sessions = count(sessions_of.get(user.pk, 0), "session")
             words = f"{sessions} with all runs, logs and checkpoints, and the account's API tokens."
-            if row["active"]:
-                words += f" Cancelled first: {active}."
+            if active := active_of[user.pk]:
+                words += f" Cancelled first: {count(active, 'active run')}."
             told.append((user, user.get_username(), words))
         return told
 

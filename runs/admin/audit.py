@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from runs.admin import filters
@@ -18,17 +18,20 @@ class AuditEntryAdmin(ConsoleAdmin):
     """Everything that is on record."""
 
     list_display = ("when", "actor", "what", "target", "reason")
-    list_filter = (filters.Action, filters.Actor, filters.since("at"))
+    list_filter = (filters.since("at"), filters.until("at"), filters.Action, filters.Actor)
     ordering = ("-at", "-id")
     search_fields = ("target",)  # see get_search_results
-    search_help_text = "Id of a run or a session, or the name of an account"
+    search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
     page_template = "admin/runs/auditentry/page.html"
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[AuditEntry], search_term: str
     ) -> tuple[QuerySet[AuditEntry], bool]:
         term = search_term.strip()
-        return (queryset.filter(target__startswith=term) if term else queryset), False
+        if not term:
+            return queryset, False
+        begins = filters.beginning("target", text=term, of=str)
+        return queryset.filter(Q(target=term) | begins if begins else Q(target=term)), False
 
     @admin.display(description="time", ordering="at")
     def when(self, entry: AuditEntry) -> str:

@@ -5,12 +5,14 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.auth.models import AbstractBaseUser
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
+from django.utils.text import capfirst
 
 from runs.admin.paging import BoundedChangeList, BoundedPaginator
 
@@ -47,8 +49,20 @@ class ConsoleAdmin(admin.ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Only what the filters ask for: Django's would filter by any field, words among them."""
+        if lookup not in {getattr(one, "parameter_name", "") for one in self.list_filter}:
+            raise IncorrectLookupParameters  # which leads to the list without it
+        return True
+
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
         return BoundedChangeList
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        title = {"title": capfirst(str(self.opts.verbose_name_plural))}
+        return super().changelist_view(request, title | (extra_context or {}))
 
     def prepare(self, request: HttpRequest, rows: Any) -> None:
         """Note on the rows of a page what depends on who looks at it."""
@@ -81,7 +95,7 @@ class ConsoleAdmin(admin.ModelAdmin):
             "opts": self.opts,
             "original": found,
             "media": self.media,
-            "title": str(found) if found else str(self.opts.verbose_name_plural).capitalize(),
+            "title": str(found) if found else capfirst(str(self.opts.verbose_name_plural)),
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, template, {**shared, **context})

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from runs.admin import filters
-from runs.admin.base import ConsoleAdmin, is_uuid
+from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
 from runs.admin.wording import NOTHING, ago, badge, between, clock, link, short
 from runs.models import Cancellation
 
@@ -21,7 +21,13 @@ class CancellationAdmin(ConsoleAdmin):
     list_display = (
         "identifier", "run_link", "status", "source", "who", "reason", "accepted", "latency", "given_up",
     )  # fmt: skip
-    list_filter = (filters.Outcome, filters.Source, filters.Escalated, filters.since("accepted_at"))
+    list_filter = (
+        filters.since("accepted_at"),
+        filters.until("accepted_at"),
+        filters.Outcome,
+        filters.Source,
+        filters.Escalated,
+    )
     list_select_related = ("requested_by",)
     ordering = ("-accepted_at", "-id")
     search_fields = ("id",)  # see get_search_results
@@ -31,6 +37,10 @@ class CancellationAdmin(ConsoleAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Cancellation]:
         took = ExpressionWrapper(F("settled_at") - F("accepted_at"), output_field=DurationField())
         return super().get_queryset(request).annotate(took=took)
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        for one in rows:
+            one.reader = actor_of(request)
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Cancellation], search_term: str
@@ -48,7 +58,7 @@ class CancellationAdmin(ConsoleAdmin):
 
     @admin.display(description="run")
     def run_link(self, one: Cancellation) -> SafeString:
-        return link("run", one.run_id, short(one.run_id))
+        return link(one.reader, "run", one.run_id, short(one.run_id))  # type: ignore[attr-defined]
 
     @admin.display(description="outcome", ordering="outcome")
     def status(self, one: Cancellation) -> SafeString:
@@ -80,12 +90,13 @@ class CancellationAdmin(ConsoleAdmin):
         return Cancellation.objects.select_related("requested_by").filter(id=object_id).first()
 
     def page_context(self, request: HttpRequest, found: Cancellation) -> dict[str, Any]:
+        reader = actor_of(request)
         return {
             "title": f"Cancellation {short(found.id)}",
             "state": badge(found.outcome or "pending"),
             "facts": [
-                ("Run", link("run", found.run_id, str(found.run_id))),
-                ("Session", link("session", found.session_id, str(found.session_id))),
+                ("Run", link(reader, "run", found.run_id, found.run_id)),
+                ("Session", link(reader, "session", found.session_id, found.session_id)),
                 ("Source", found.source),
                 ("Asked by", self.who(found)),
                 ("Reason", found.reason or NOTHING),

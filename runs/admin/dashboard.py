@@ -145,7 +145,7 @@ def _figures(user: Any) -> Iterator[Figure]:
         days = figures.latest_days(DAYS)
         totals = figures.by_day(days)
         yield _outcomes(days, totals)
-        yield _tokens(days, totals)
+        yield _tokens(days, totals, _list_of(Session) if _may_view(user, Session) else "")
     if _may_view(user, Cancellation):
         yield _cancels()
     if _may_view(user, Run, Worker):
@@ -179,7 +179,7 @@ def _outcomes(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure
     )
 
 
-def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure:
+def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -> Figure:
     tokens: dict[str, dict[Any, list[int]]] = {}
     for total in totals:
         of_agent = tokens.setdefault(total.agent, {day: [0, 0] for day in days})
@@ -203,7 +203,7 @@ def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure:
             for agent in agents
             if any(numbers := tokens[agent][day])
         ],
-        url=_list_of(Session),
+        url=url,
         latest_last=True,
     )
 

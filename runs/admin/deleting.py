@@ -16,6 +16,7 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
+from django.urls import reverse
 
 from runs.admin.actions import ReasonForm
 from runs.admin.base import actor_of
@@ -68,7 +69,7 @@ class DeletesThroughEngine(admin.ModelAdmin):
         form = ReasonForm(request.POST if "confirmed" in request.POST else None)
         if form.is_bound and form.is_valid():
             self._delete_all(request, chosen, form.cleaned_data["reason"])
-            return redirect(f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist")
+            return redirect(self._back(request))
         name = self.opts.verbose_name if len(chosen) == 1 else self.opts.verbose_name_plural
         context = {
             **self.admin_site.each_context(request),
@@ -79,8 +80,16 @@ class DeletesThroughEngine(admin.ModelAdmin):
             "form": form,
             "checkbox": ACTION_CHECKBOX_NAME,
             "is_action": "action" in request.POST,
+            "back": self._back(request),
         }
         return TemplateResponse(request, "admin/runs/delete.html", context)
+
+    def _back(self, request: HttpRequest) -> str:
+        """The list, for those who may see it."""
+        may_list = self.has_view_or_change_permission(request)
+        return reverse(
+            f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist" if may_list else "admin:index"
+        )
 
     def _delete_all(self, request: HttpRequest, chosen: Sequence[Any], reason: str) -> None:
         names = {one.pk: str(one) for one in chosen}

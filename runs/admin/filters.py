@@ -1,6 +1,10 @@
-"""The filters of the lists. None of them lists a table that grows."""
+"""The filters of the lists. None of them lists a table that grows.
 
-from collections.abc import Callable, Iterator
+To most conditions an index leads. The others are ``Sought``, and stand last in a list's filters: they look
+through what the filters before them have left, as far as ``runs.admin.paging`` says.
+"""
+
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -10,10 +14,11 @@ from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest
+from django.utils.dateparse import parse_date
 
-from runs import agents
-from runs.admin import hanging
-from runs.models import Run, Worker
+from runs import agents, figures
+from runs.admin import hanging, paging
+from runs.models import Run, Session, Worker
 from runs.states import ACTIVE, CancelOutcome, CancelSource, RunStatus, SessionStatus
 
 TOKENS = (
@@ -24,6 +29,8 @@ TOKENS = (
 )
 
 _WORKERS_LISTED = 30
+# Sessions of one owner, the latest ones, whose runs are shown.
+_SESSIONS = 5_000
 
 
 class Choice(admin.SimpleListFilter):
@@ -37,6 +44,18 @@ class Choice(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.conditions.get(self.value() or "")
         return queryset.filter(chosen[1]()) if chosen else queryset
+
+
+class Sought(admin.SimpleListFilter):
+    """To whose conditions no index leads, but for those of the values in ``indexed``."""
+
+    indexed: Collection[str] = ()
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.value() and self.value() not in self.indexed:
+            queryset = paging.among_first(request, queryset)
+        found = super().queryset(request, queryset)
+        return queryset if found is None else found
 
 
 class Text(admin.SimpleListFilter):
@@ -82,8 +101,32 @@ def _within(field: str, **duration: float) -> Callable[[], Q]:
     return lambda: Q(**{f"{field}__gte": Now() - timedelta(**duration)})
 
 
+def until(field: str) -> type[Text]:
+    """A filter by the latest day that ``field`` may be on: what makes all of a long list reachable."""
+
+    class Until(Text):
+        title = "latest day"
+        parameter_name = "until"
+        hint = "year-month-day"
+
+        def condition(self, value: str) -> Q | None:
+            try:
+                day = parse_date(value)
+                end = figures.bounds(day)[1] if day else None
+            except (ValueError, OverflowError):  # no day of any month, or the last one there is
+                end = None
+            return Q(**{f"{field}__lt": end}) if end else None
+
+    return Until
+
+
 def _before(field: str, **duration: float) -> Callable[[], Q]:
     return lambda: Q(**{f"{field}__lt": Now() - timedelta(**duration)})
+
+
+def _active(**condition: Any) -> Q:
+    # By their keys: in the order of a list a database would rather look for the few through all there are.
+    return Q(id__in=Run.objects.filter(status__in=ACTIVE, **condition).values("id"))
 
 
 # Runs
@@ -93,7 +136,7 @@ class Status(Choice):
     title = "status"
     parameter_name = "status__exact"  # as Django would call it
     conditions = {
-        "active": ("active", _same(status__in=ACTIVE)),
+        "active": ("active", _active),
         **{str(status): (str(status), _same(status=status)) for status in RunStatus},
     }
 
@@ -110,7 +153,9 @@ class Attention(Choice):
     }
 
 
-class Agent(admin.SimpleListFilter):
+class OfAgent(admin.SimpleListFilter):
+    """The agents that are configured, and the one that is asked for."""
+
     title = "agent"
     parameter_name = "agent"
 
@@ -122,10 +167,17 @@ class Agent(admin.SimpleListFilter):
         return [(name, name) for name in names]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(agent=self.value()) if self.value() else queryset
+        value = self.value()
+        if not value:
+            return queryset
+        return queryset.none() if "\0" in value else queryset.filter(agent=value)
 
     def has_output(self) -> bool:
         return True
+
+
+class Agent(Sought, OfAgent):
+    """Some agents have most of the rows and some hardly any: an index would help with neither."""
 
 
 class OfWorker(admin.SimpleListFilter):
@@ -152,7 +204,8 @@ class Owner(Text):
     hint = "user name"
 
     def condition(self, value: str) -> Q | None:
-        return Q(session__owner__username=value)
+        sessions = Session.objects.filter(owner__username=value).order_by("-updated_at", "-id")
+        return Q(session__in=sessions.values("id")[:_SESSIONS])
 
 
 class OfSession(Text):
@@ -178,15 +231,13 @@ class Age(Choice):
 
 def _event_within(**duration: float) -> Callable[[], Q]:
     # The last event of what has ended is its end, which has an index.
-    since = timedelta(**duration)
-    return lambda: (
-        Q(status__in=ACTIVE, last_event_at__gte=Now() - since)
-        | Q(finished_at__isnull=False, finished_at__gte=Now() - since)
-    )
+    since = Now() - timedelta(**duration)
+    ended = Run.objects.filter(finished_at__gte=since).order_by("-finished_at").values("id")
+    return lambda: _active(last_event_at__gte=since) | Q(id__in=ended[: paging.COUNTED])
 
 
 def _silent_for(**duration: float) -> Callable[[], Q]:
-    return lambda: Q(status__in=ACTIVE, last_event_at__lt=Now() - timedelta(**duration))
+    return lambda: _active(last_event_at__lt=Now() - timedelta(**duration))
 
 
 class LastEvent(Choice):
@@ -200,7 +251,7 @@ class LastEvent(Choice):
     }
 
 
-class Tokens(Choice):
+class Tokens(Sought, Choice):
     title = "tokens"
     parameter_name = "tokens"
     conditions = {
@@ -224,7 +275,8 @@ class SessionOwner(Text):
 
 
 def _with_run(**condition: Any) -> Callable[[], Q]:
-    return lambda: Q(id__in=Run.objects.filter(**condition).values("session"))
+    newest = Run.objects.filter(**condition).order_by("-created_at", "-id").values("session")
+    return lambda: Q(id__in=newest[: paging.COUNTED])
 
 
 class SessionState(Choice):
@@ -244,28 +296,29 @@ class SessionState(Choice):
 # Cancellations and audit entries
 
 
-class Outcome(Choice):
+class Outcome(Sought, Choice):
     title = "outcome"
     parameter_name = "outcome"
+    indexed = ("pending",)
     conditions = {
         "pending": ("pending", _same(settled_at=None)),
         **{str(one): (one.replace("_", " "), _same(outcome=one)) for one in CancelOutcome},
     }
 
 
-class Source(Choice):
+class Source(Sought, Choice):
     title = "source"
     parameter_name = "source"
     conditions = {str(one): (str(one), _same(source=one)) for one in CancelSource}
 
 
-class Escalated(Choice):
+class Escalated(Sought, Choice):
     title = "given up"
     parameter_name = "escalated"
     conditions = {"yes": ("something was given up on", _same(escalated=True))}
 
 
-class Actor(Text):
+class Actor(Sought, Text):
     title = "actor"
     parameter_name = "actor"
     hint = "user name"
@@ -274,7 +327,7 @@ class Actor(Text):
         return Q(actor=value)
 
 
-class Action(Choice):
+class Action(Sought, Choice):
     title = "action"
     parameter_name = "action_name"
     conditions = {
@@ -310,15 +363,18 @@ def since(field: str) -> type[Choice]:
 # What is searched for
 
 
-def beginning(*fields: str, text: str) -> Q | None:
-    """That one of these ids begins with ``text``; None when it is no beginning of an id."""
+def beginning(*fields: str, text: str, of: Callable[[UUID], Any] = lambda first: first) -> Q | None:
+    """That one of these ids begins with ``text``; None when it is no beginning of an id.
+
+    ``of`` makes of an id what the fields hold.
+    """
     digits = text.replace("-", "").lower()
     if not 8 <= len(digits) <= 32 or set(digits) - set("0123456789abcdef"):
         return None
     first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
     condition = Q()
     for field in fields:
-        condition |= Q(**{f"{field}__gte": first, f"{field}__lte": last})
+        condition |= Q(**{f"{field}__gte": of(first), f"{field}__lte": of(last)})
     return condition
 
 

@@ -10,6 +10,9 @@ from runs import attention, liveness
 from runs.models import Run, ToolCall, Worker
 from runs.states import Effect, RunStatus
 
+# Tool calls of unknown effect whose runs are shown.
+_CALLS = 10_000
+
 
 def stuck() -> Q:
     """Running without an event for too long, or without a worker that gives signs of life."""
@@ -33,8 +36,9 @@ def hanging() -> Q:
 
 
 def effect_unknown() -> Q:
-    """With a tool call that may have done its work."""
-    return Q(id__in=ToolCall.objects.filter(effect=Effect.UNKNOWN).values("run"))
+    """With a tool call that may have done its work; the latest such calls, if there are very many."""
+    latest = ToolCall.objects.filter(effect=Effect.UNKNOWN).order_by("-started_at").values("run")
+    return Q(id__in=latest[:_CALLS])
 
 
 def signs(run: Run, now: datetime) -> list[str]:

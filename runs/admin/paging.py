@@ -1,87 +1,144 @@
-"""Lists over tables of any size: nothing is counted to its end, and nothing is read but the page."""
+"""Lists over tables of any size: no page reads more rows than a fixed number, however many there are.
+
+Each list has an order of its own, for which there is an index. In that order the keys of the first COUNTED
+rows are read: they are what is counted and paged through. Another order, for which there is no index, puts
+just these in order. What no index leads to is looked for among the first LOOKED_THROUGH rows. The page says
+so, and whoever looks for what lies behind narrows the list.
+"""
 
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage, Page, Paginator
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
 from runs.admin import hanging
+from runs.models import Run
+from runs.states import RunStatus
 
-# Rows that are counted, and to which pages lead: whoever looks for what lies behind them filters.
+# Rows that are counted, and to which pages lead.
 COUNTED = 10_000
-# Hanging runs that are put first.
-_HANGING_SHOWN = 200
+# Rows among which is looked for what has no index.
+LOOKED_THROUGH = 100_000
+# Hanging runs that are put first, those of them that the list is of.
+_HANGING = 1_000
+# The mark on a request of which not all rows were looked through.
+_IS_PARTIAL = "console_is_partial"
+
+Row = TypeVar("Row", bound=Model)
+
+
+def among_first(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
+    """The first LOOKED_THROUGH of these rows in their order, whose first field has an index.
+
+    A bound of that field says where they end, so that a database stops there whatever else is asked for.
+    """
+    (order, *_) = rows.query.order_by
+    field = str(order).removeprefix("-")
+    behind = list(
+        rows.select_related(None).values_list(field, flat=True)[LOOKED_THROUGH : LOOKED_THROUGH + 1]
+    )
+    if not behind:
+        return rows
+    mark_partial(request)
+    return rows.filter(**{f"{field}__{'gte' if str(order).startswith('-') else 'lte'}": behind[0]})
+
+
+def mark_partial(request: HttpRequest) -> None:
+    """Note that the list of this request may lack what it was asked for."""
+    setattr(request, _IS_PARTIAL, True)
 
 
 class BoundedPaginator(Paginator):
-    """Counts no further than COUNTED."""
+    """Pages of the keys of the first COUNTED rows."""
 
     object_list: QuerySet[Any]
 
     @cached_property
+    def keys(self) -> list[Any]:
+        """All that there are to page through."""
+        return self._found[:COUNTED]
+
+    @property
     def count(self) -> int:
-        return int(self.object_list.order_by().values("pk")[:COUNTED].count())
+        return len(self.keys)
 
     @property
     def is_bounded(self) -> bool:
-        """There may be more than was counted."""
-        return self.count == COUNTED
+        """There are more than are counted."""
+        return len(self._found) > COUNTED
 
     def page(self, number: int | str) -> Page[Any]:
         number = self.validate_number(number)
-        rows = read(self.object_list, (number - 1) * self.per_page, self.per_page)
-        return Page(rows, number, self)
+        start = (number - 1) * self.per_page
+        return Page(self.keys[start : start + self.per_page], number, self)
+
+    @cached_property
+    def _found(self) -> list[Any]:
+        return list(_keys(self.object_list)[: COUNTED + 1])
 
 
 class HangingFirstPaginator(BoundedPaginator):
     """Pages of runs: those that hang, the longest silent first, then all others in their order.
 
     What hangs depends on the time of day, which no index knows. But only what is active can hang, and that
-    is few: it is looked up by itself.
+    is few: it is looked up by itself, and not in the list, which may be long.
     """
 
-    def page(self, number: int | str) -> Page[Any]:
-        number = self.validate_number(number)
-        start = (number - 1) * self.per_page
-        first = self._hanging[start : start + self.per_page]
-        others = self.object_list.exclude(pk__in=[run.pk for run in self._hanging])
-        rest = read(others, max(start - len(self._hanging), 0), self.per_page - len(first))
-        return Page([*first, *rest], number, self)
-
     @cached_property
-    def _hanging(self) -> list[Any]:
-        found = self.object_list.filter(hanging.hanging()).order_by("last_event_at", "id")
-        return list(found[:_HANGING_SHOWN])
+    def keys(self) -> list[Any]:
+        hanging_runs = Run.objects.filter(hanging.hanging()).order_by("last_event_at", "id")
+        hang = list(_keys(hanging_runs)[:_HANGING])
+        # The status, which all of them have, leads to them more surely than their keys.
+        found = self.object_list.order_by().filter(pk__in=hang, status=RunStatus.RUNNING)
+        listed = set(_keys(found)) if hang else set()
+        first = [key for key in hang if key in listed]
+        return [*first, *(key for key in super().keys if key not in listed)][:COUNTED]
 
 
-def read(rows: QuerySet[Any], start: int, count: int) -> list[Any]:
-    """So many rows from ``start`` on. Their keys are read first: a query that joins what the rows show along
-    with them may sort the whole table before it cuts."""
-    if count <= 0:
-        return []
-    keys = list(rows.select_related(None).values_list("pk", flat=True)[start : start + count])
-    found = {row.pk: row for row in rows.order_by().filter(pk__in=keys)}
-    return [found[key] for key in keys if key in found]
+def _keys(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
+    """The keys alone: a query that joins what the rows show may sort the whole table before it cuts."""
+    return rows.select_related(None).values_list("pk", flat=True)
 
 
 class BoundedChangeList(ChangeList):
-    """Django's, which would take a list that fits on one page past the paginator."""
+    """Django's, which would count all rows, and put all of them in any order."""
 
     model_admin: Any  # a ConsoleAdmin
+    has_own_order = True  # or the same backwards: no more rows are put in order than are shown
+    is_partial = False  # not all rows were looked through
+
+    def get_queryset(
+        self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
+    ) -> QuerySet[Any]:
+        found = super().get_queryset(request, exclude_parameters)
+        own, asked = self.model_admin.get_ordering(request), found.query.order_by
+        self.has_own_order = _field(asked[0]) == _field(own[0])
+        if self.has_own_order:
+            return found
+        first = found.order_by(*own).select_related(None).values("pk")[: COUNTED + 1]
+        return self.root_queryset.filter(pk__in=first).order_by(*asked)
 
     def get_results(self, request: HttpRequest) -> None:
         self.paginator = self.model_admin.get_paginator(request, self.queryset, self.list_per_page)
         try:
-            self.result_list = self.paginator.page(self.page_num).object_list
+            keys = self.paginator.page(self.page_num).object_list
         except InvalidPage:
             raise IncorrectLookupParameters from None
+        rows = self.apply_select_related(self.root_queryset).order_by().in_bulk(keys)
+        self.result_list = [rows[key] for key in keys if key in rows]
         self.model_admin.prepare(request, self.result_list)
+        self.is_partial = getattr(request, _IS_PARTIAL, False)
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.full_result_count = None if self.query else self.result_count  # None offers to show all again
         self.show_full_result_count = self.can_show_all = False
         self.show_admin_actions = True
+
+
+def _field(order: Any) -> str:
+    """The field of a term of an order; an expression is none."""
+    return order.removeprefix("-") if isinstance(order, str) else ""

@@ -65,6 +65,7 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
         "cancellations": [_cancellation(one, now) for one in cancellations],
         **_log(request, run, reads=reads),
         "now": clock(now),
+        "zone": f"{timezone.localtime(now):%Z}",
     }
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -16,12 +16,12 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin import filters, hanging, run_page
+from runs.admin import filters, hanging, run_page, searching
 from runs.admin.actions import actions_for, report_of
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
 from runs.admin.paging import BoundedPaginator, HangingFirstPaginator
 from runs.admin.wording import NOTHING, ago, badge, link, number, session_name, short, tokens
-from runs.models import Run, Session
+from runs.models import Run
 
 # What the list does not show, and what may be long.
 _LEFT_OUT = ("input", "questions", "answers", "error_message", "stream_modes", "request_digest")
@@ -39,10 +39,11 @@ class RunAdmin(ConsoleAdmin):
         filters.Status,
         filters.Owner,
         filters.OfSession,
-        filters.Agent,
         filters.OfWorker,
         filters.Age,
+        filters.until("created_at"),
         filters.LastEvent,
+        filters.Agent,
         filters.Tokens,
     )
     list_select_related = ("session__owner", "worker")
@@ -61,7 +62,8 @@ class RunAdmin(ConsoleAdmin):
 
     def prepare(self, request: HttpRequest, rows: Any) -> None:
         for run in rows:
-            run.reads = operators.may_read(actor_of(request), run.session.owner_id)
+            run.reader = actor_of(request)
+            run.reads = operators.may_read(run.reader, run.session.owner_id)
 
     def get_paginator(  # type: ignore[override]  # the stub knows no keyword
         self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, **options: Any
@@ -78,11 +80,8 @@ class RunAdmin(ConsoleAdmin):
             return queryset, False
         if by_id := filters.beginning("id", "session", text=term):
             return queryset.filter(by_id), False
-        sessions = Session.objects.filter(
-            Q(owner__username__icontains=term)
-            | (Q(title__icontains=term) & operators.readable(actor_of(request), "owner"))
-        )
-        return queryset.filter(session__in=sessions.values("id")), False
+        sessions = searching.sessions_found(request, actor_of(request), term)
+        return queryset.filter(session__in=sessions), False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         return dict(actions_for(request))
@@ -100,7 +99,7 @@ class RunAdmin(ConsoleAdmin):
     @admin.display(description="session")
     def session_link(self, run: Run) -> SafeString:
         name = session_name(run.session, readable=run.reads)  # type: ignore[attr-defined]
-        return link("session", run.session_id, name)
+        return link(run.reader, "session", run.session_id, name)  # type: ignore[attr-defined]
 
     @admin.display(ordering="session__owner__username")
     def owner(self, run: Run) -> str:
@@ -108,7 +107,9 @@ class RunAdmin(ConsoleAdmin):
 
     @admin.display(description="worker", ordering="worker")
     def worker_link(self, run: Run) -> str | SafeString:
-        return link("worker", run.worker_id, str(run.worker)) if run.worker else NOTHING
+        if run.worker is None:
+            return NOTHING
+        return link(run.reader, "worker", run.worker_id, str(run.worker))  # type: ignore[attr-defined]
 
     @admin.display(ordering="created_at")
     def age(self, run: Run) -> str | SafeString:

@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from runs import operators, representations, statistics
-from runs.admin import filters
+from runs.admin import filters, searching
 from runs.admin.base import ConsoleAdmin, actor_of, allowed, is_uuid
 from runs.admin.deleting import DeletesThroughEngine
 from runs.admin.run_page import cut, pretty
@@ -38,7 +38,13 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
         "changed",
         "opened",
     )
-    list_filter = (filters.SessionState, filters.SessionOwner, filters.Agent, filters.since("updated_at"))
+    list_filter = (
+        filters.SessionState,
+        filters.SessionOwner,
+        filters.since("updated_at"),
+        filters.until("updated_at"),
+        filters.Agent,
+    )
     list_select_related = ("owner",)
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)  # see get_search_results
@@ -63,8 +69,7 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
             return queryset, False
         if by_id := filters.beginning("id", text=term):
             return queryset.filter(by_id), False
-        titled = Q(title__icontains=term) & operators.readable(actor_of(request), "owner")
-        return queryset.filter(Q(owner__username__icontains=term) | titled), False
+        return queryset.filter(id__in=searching.sessions_found(request, actor_of(request), term)), False
 
     @admin.display(description="session", ordering="id")
     def identifier(self, session: Session) -> str:

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from django.urls import reverse
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 
 from runs.models import Run, Session
@@ -65,8 +65,8 @@ def ago(at: datetime | None, now: datetime | None = None) -> str | SafeString:
 
 
 def clock(at: datetime | None) -> str:
-    """A time to the second, in the configured zone."""
-    return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S}" if at else NOTHING
+    """A time to the second, in the configured zone, and the name of that zone."""
+    return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S %Z}" if at else NOTHING
 
 
 def number(value: int | None, *, estimated: bool = False) -> str:
@@ -98,9 +98,12 @@ def short(identifier: UUID | str | None) -> str:
     return str(identifier)[:8] if identifier else NOTHING
 
 
-def link(name: str, identifier: Any, text: str) -> SafeString:
-    """A link to a page of the console."""
-    return format_html('<a href="{}">{}</a>', reverse(f"admin:runs_{name}_change", args=[identifier]), text)
+def link(reader: Any, name: str, identifier: Any, text: Any) -> SafeString:
+    """A link to a page of the console; for a reader who may not open it, the text alone."""
+    if not reader.has_perm(f"runs.view_{name}"):
+        return conditional_escape(text)
+    address = reverse(f"admin:runs_{name}_change", args=[identifier])
+    return format_html('<a href="{}">{}</a>', address, text)
 
 
 def session_name(session: Session, *, readable: bool) -> str:

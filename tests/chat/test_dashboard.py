@@ -146,7 +146,8 @@ def test_line_46_workers_are_shown_with_what_they_execute_and_what_straggles(oli
     old = timezone.now() - timedelta(minutes=5)
     Worker.objects.create(host="b", boot="b", pid=2, pid_started="1", version="1", heartbeat_at=old)
     run = add(session, None, "running", worker=worker, cancel_requested_at=old)
-    ToolCall.objects.create(run=add(session, timezone.now()), call_id="1", name="x", effect="unknown")
+    ended = add(session, timezone.now())
+    ToolCall.objects.create(run=ended, call_id="1", name="x", effect="unknown", started_at=timezone.now())
 
     pictures, checks = shown(olivia)
 

@@ -208,8 +208,9 @@ class TestAttention:
 
     def test_effects_that_nobody_knows_are_news_for_a_day(self, session):
         for number, (hours, effect) in enumerate([(1, "unknown"), (30, "unknown"), (1, "done"), (1, None)]):
-            run = add(session, timezone.now() - timedelta(hours=hours))
-            ToolCall.objects.create(run=run, call_id=str(number), name="mark", effect=effect)
+            at = timezone.now() - timedelta(hours=hours)
+            run = add(session, at)
+            ToolCall.objects.create(run=run, call_id=str(number), name="mark", effect=effect, started_at=at)
 
         assert [call.call_id for call in attention.unknown_effects()] == ["0"]
 

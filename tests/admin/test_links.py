@@ -1,0 +1,75 @@
+"""No page of the console links to one that its reader may not open; and all of them say where one is."""
+
+import re
+
+import pytest
+from django.urls import reverse
+
+from runs import operators
+from runs.models import AuditEntry, Cancellation
+from tests.admin.rows import a_worker, running_run
+
+MODELS = ("run", "session", "worker", "cancellation", "auditentry")
+
+
+@pytest.fixture
+def keys(transactional_db, alice, olivia):
+    """A row of each model, as ``{model: key}``."""
+    run = running_run(alice, a_worker())
+    operators.cancel(olivia, run.id, "why")
+    return {
+        "run": run.id,
+        "session": run.session_id,
+        "worker": run.worker_id,
+        "cancellation": Cancellation.objects.get().id,
+        "auditentry": AuditEntry.objects.get().id,
+    }
+
+
+@pytest.mark.parametrize("also", [(), ("cancel_run", "force_cancel_run", "delete_session", "read_chats")])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_link_leads_to_what_its_reader_may_open(staff, keys, model, also):
+    browser = staff(f"view_{model}", *also)
+    pages = [
+        reverse("admin:index"),
+        reverse(f"admin:runs_{model}_changelist"),
+        reverse(f"admin:runs_{model}_change", args=[keys[model]]),
+    ]
+    if model == "run":
+        pages += [reverse(f"admin:runs_run_{name}", args=[keys[model]]) for name in ("live", "delete")]
+    if "delete_session" in also:
+        pages.append(reverse("admin:runs_session_delete", args=[keys["session"]]))
+    followed = 0
+    for page in pages:
+        content = browser.get(page).content.decode()
+        for link in set(re.findall(r'href="(/admin/[^"#]*)', content)) - {reverse("admin:logout")}:
+            answer = browser.get(link.replace("&amp;", "&"))
+            assert answer.status_code == 200, f"{page} links to {link}"
+            followed += 1
+    assert followed > 3
+
+
+def test_what_is_not_linked_is_there_as_text(staff, keys):
+    browser = staff("view_run")
+    for page in (
+        reverse("admin:runs_run_changelist"),
+        reverse("admin:runs_run_change", args=[keys["run"]]),
+    ):
+        content = browser.get(page).content.decode()
+        assert str(keys["session"])[:8] in content
+        assert ":1<" in content, "the process of the worker"
+
+
+def test_after_deleting_its_page_is_the_list_or_for_who_may_not_see_it_the_front_page(staff, keys):
+    browser = staff("delete_session")
+    delete = reverse("admin:runs_session_delete", args=[keys["session"]])
+    answer = browser.post(delete, {"confirmed": "yes", "reason": "asked to"})
+    assert (answer.status_code, answer.url) == (302, reverse("admin:index"))
+
+
+@pytest.mark.parametrize("page", ["index", "runs_run_changelist", "login"])
+def test_the_console_says_whose_it_is(console, client, page):
+    browser = client if page == "login" else console
+    content = browser.get(reverse(f"admin:{page}")).content.decode()
+    assert re.search(r"<title>[^<]*Turnkeeper", content)
+    assert "Django" not in re.sub(r"<[^>]*>", "", content)

@@ -119,6 +119,7 @@ class Execution:
             await self._conclude(await self._drive())
         except Fenced:
             logger.info("Run %s is not ours any more; what it still did was dropped.", self.run.id)
+            await self._stop_everything()  # it may have been a checkpoint that found out
         except Exception:
             # Nobody above could do better: the run has to end, with what is known of it in the log.
             logger.exception("The execution of run %s broke.", self.run.id)
@@ -244,12 +245,15 @@ class Execution:
         await work.close_generators(_AFTER_KILL)
 
     def _later(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """``callback`` on the loop, called from whatever thread a straggler ends in."""
-        loop = asyncio.get_running_loop()
+        """``callback`` on the loop, called from whatever thread a straggler ends in.
+
+        In our context instead of the straggler's: what it begins is the engine's work, not the run's.
+        """
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
 
         def call(*args: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed: the process is leaving
-                loop.call_soon_threadsafe(callback, *args)
+                loop.call_soon_threadsafe(callback, *args, context=context)
 
         return call
 

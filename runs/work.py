@@ -148,9 +148,9 @@ class Work:
     ) -> Alive:
         """Count what lives as stragglers from now on, and give the places of its threads to others.
 
-        What a straggler starts is a straggler, too. ``on_idle`` is called once, when the last one has
-        ended, wherever that happens (at once if there is none); ``on_result`` with the tool call of each
-        thread that does come to a result. Returns what was given up on.
+        What a straggler starts is a straggler, too, even if all others have ended. ``on_idle`` is called
+        whenever the last one has ended, wherever that happens (at once if there is none); ``on_result`` with
+        the tool call of each thread that does come to a result. Returns what was given up on.
         """
         self.close_to_threads()
         with self._lock:
@@ -159,7 +159,7 @@ class Work:
             given_up = list(self._alive)
             self._stragglers |= self._alive
             self._alive.clear()
-            tell = self._changed()
+            tell = self._changed(stragglers=True)
         for item in given_up:
             if not isinstance(item, asyncio.Task | ProcessGroup):
                 item.give_up()
@@ -204,9 +204,10 @@ class Work:
 
     def _remove(self, item: ThreadWork | asyncio.Task[Any] | ProcessGroup) -> None:
         with self._lock:
+            was_straggler = item in self._stragglers
             self._alive.discard(item)
             self._stragglers.discard(item)
-            tell = self._changed()
+            tell = self._changed(stragglers=was_straggler)
         tell()
 
     def _wait(self, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event]) -> bool:
@@ -223,14 +224,15 @@ class Work:
         for group in groups:
             group.signal(number)
 
-    def _changed(self) -> Callable[[], None]:
-        """Tells those concerned that something has left. Made with the lock held, to be called without it."""
+    def _changed(self, *, stragglers: bool) -> Callable[[], None]:
+        """Tells those concerned that something has left, of the stragglers or not. Made with the lock held,
+        to be called without it."""
         waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         on_idle = None
         if not self._alive:
             waiting, self._waiting = self._waiting, waiting
-        if self._given_up and not self._stragglers:
-            on_idle, self._on_idle = self._on_idle, None
+        if stragglers and not self._stragglers:
+            on_idle = self._on_idle
         return lambda: _tell(waiting, on_idle)
 
 

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import START, MessagesState, StateGraph
 
-from runs import operations
+from runs import operations, turns
 from runs.database import in_thread
 from runs.models import Cancellation, RunEvent, Session, ToolCall
 from tests.fakes import (
@@ -213,6 +213,59 @@ async def test_c01_a_blocking_tool_holds_the_run_for_the_grace_time_and_its_resu
     assert [e.type for e in await log_of(run_id)] == log
     assert [m.model_dump() for m in await stage.state()] == before
     await stage.assert_next_completes()
+
+
+async def test_a_tool_that_ends_while_its_run_is_being_ended_is_no_straggler(
+    stage, settings, release, monkeypatch
+):
+    """It was given up on, comes to its result, and what notes that waits for the end of the run."""
+    settings.RUNS_CANCEL_GRACE = 0.1
+    repair, ending, go_on = turns.repair_own, asyncio.Event(), asyncio.Event()
+
+    async def repair_slowly(*args):
+        ending.set()
+        await go_on.wait()
+        await repair(*args)
+
+    monkeypatch.setattr(turns, "repair_own", repair_slowly)
+    stage.script.add(call("slow_sync", seconds=60))
+    run_id = await stage.start()
+    await stage.marks.seen("slow_sync started")
+    [execution] = stage.engine.executions.values()
+    await stage.cancel(run_id)
+    await ending.wait()
+
+    release.set()
+    while execution.token.work.stragglers():
+        time.sleep(0.01)  # noqa: ASYNC251 (the loop hears of the result when the thread is gone)
+    go_on.set()
+
+    assert (await terminal(run_id)).status == "cancelled"
+    await until(lambda: ToolCall.objects.get().effect == "done", what="the straggler's effect")
+    await until(lambda: not stage.engine.stragglers, 2, "the end of every straggler")
+
+
+async def test_a_run_that_its_own_checkpoint_finds_lost_leaves_nothing_at_work(stage, serve):
+    """Nobody has told the execution: its saver is the first to find out."""
+    begun, go_on, left = asyncio.Event(), asyncio.Event(), []
+
+    async def begin_something(state):
+        left.append(asyncio.create_task(asyncio.sleep(60)))
+        begun.set()
+        await go_on.wait()
+        return {"messages": [AIMessage("It goes on.")]}
+
+    graph = StateGraph(MessagesState).add_node(begin_something).add_edge(START, "begin_something")
+    serve(lambda: graph)
+    await stage.start()
+    await begun.wait()
+    [execution] = stage.engine.executions.values()
+
+    await execution._saver.seal()
+    go_on.set()
+
+    await asyncio.wait_for(execution.ended.wait(), 10 * PATIENCE)
+    assert left[0].cancelled()
 
 
 async def test_line_18_a_blocking_tool_that_heeds_the_token_ends_at_once(stage):

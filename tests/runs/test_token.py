@@ -231,6 +231,19 @@ async def test_cancel_tasks_ends_those_that_listen_and_giving_up_covers_the_othe
     assert token.work.stragglers() == Alive()
 
 
+async def test_a_straggler_that_begins_when_all_others_have_ended_is_told_of_too(token):
+    """A thread may have asked for a task in its last moment."""
+    track_tasks(asyncio.get_running_loop())
+    told = []
+    assert token.work.give_up(lambda: told.append(token.work.stragglers())) == Alive()
+    current.set(token)
+    late = asyncio.create_task(asyncio.sleep(0))
+    current.set(None)
+    assert token.work.stragglers() == Alive(tasks=1)
+    await late
+    await eventually(lambda: told == [Alive()] * 2)
+
+
 # Processes
 
 # A leader that ignores SIGTERM or not, and a child and a grandchild that tell their numbers.

@@ -5,15 +5,27 @@ hold up the writing of events.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from django.db import close_old_connections, connection
+import psycopg
+from django.db import InterfaceError, OperationalError, close_old_connections, connection
 from django.db.migrations.executor import MigrationExecutor
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+# What says that the database cannot do its work for the moment: the first two of the ORM, the others of the
+# drivers, which the checkpoints use without it.
+AWAY = (
+    OperationalError,
+    InterfaceError,
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    sqlite3.OperationalError,
+)
 
 # SQLite has one writer and PostgreSQL a bounded pool of connections: more threads would only wait.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="database")

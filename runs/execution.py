@@ -15,14 +15,13 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphDrained, NodeCancelledError
 from langgraph.runtime import RunControl
 
 from runs import agents, lifecycle, token, tracking, turns
 from runs.checkpoints import Checkpoints, FencedSaver
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
 from runs.errors import AgentMismatch, Fenced
 from runs.failures import INTERNAL, explain
 from runs.late_results import LateResults
@@ -146,9 +145,8 @@ class Execution:
         try:
             agent = await in_thread(agents.load, self.run.session.agent)
             self._graph = agent.graph_on(self._saver)
-            await turns.repair_earlier(self._graph, turn)
-            given = await turns.graph_input(self._graph, turn)
-            for namespace, messages in await turns.left_behind(self._graph, turn):
+            given, left_behind = await _stubbornly(lambda: turns.begin(self._graph, turn))
+            for namespace, messages in left_behind:
                 self._translator.recover(namespace, messages)
         except AgentMismatch as error:
             return Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, error.message))
@@ -386,7 +384,7 @@ async def _stubbornly(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except (OperationalError, InterfaceError) as error:
+        except AWAY as error:
             logger.warning("The database does not answer, trying again: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
@@ -16,6 +16,9 @@ from runs.repair import repair
 from runs.states import TERMINAL, Resolution
 from runs.transcript import Transcript
 from runs.translation import Known, KnownCall
+
+# Messages, by the namespace of the graph that said them.
+LeftBehind: TypeAlias = list[tuple[saved.Namespace, list[BaseMessage]]]
 
 
 @dataclass(slots=True)
@@ -51,6 +54,13 @@ def read(run: Run) -> Transcript:
     return transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
 
 
+async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> tuple[Any, LeftBehind]:
+    """Bring the history into order before the turn's first step; what the graph is started with, and what
+    the checkpoint holds of a turn that resumes. May be repeated."""
+    await repair_earlier(graph, turn)
+    return await graph_input(graph, turn), await left_behind(graph, turn)
+
+
 async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> None:
     """Bring the turns before this one into order: the one place where that happens after an ending without
     its execution, and where a retry goes back."""
@@ -83,9 +93,7 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     return Command(resume=given) if given else None
 
 
-async def left_behind(
-    graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn
-) -> list[tuple[saved.Namespace, list[BaseMessage]]]:
+async def left_behind(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> LeftBehind:
     """What the checkpoint holds of a turn that resumes, by the namespace of the graph that said it.
 
     A step is saved before its events are committed, so a crash may leave there what no log has.

@@ -12,7 +12,6 @@ from typing import Any
 
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework import exceptions
@@ -20,6 +19,7 @@ from rest_framework.response import Response
 
 from chat.api.authentication import CsrfFailed
 from chat.throttles import Throttled
+from runs.database import AWAY
 from runs.errors import EngineError, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def sentence(detail: Any, field: str = "") -> str:
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
-    if isinstance(error, OperationalError | InterfaceError):
+    if isinstance(error, AWAY):
         logger.warning("The database did not do what was asked of it: %s", error)
         error = Unavailable("The database does not answer. Try again in a moment.")
     if isinstance(error, EngineError):

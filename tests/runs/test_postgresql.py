@@ -3,14 +3,15 @@
 import asyncio
 import os
 import random
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 
 import psycopg
 import pytest
-from django.db import OperationalError, connection
+from asgiref.sync import SyncToAsync
+from django.db import OperationalError, connection, connections
 from psycopg import sql
 
-from runs import operations
+from runs import operations, turns
 from runs.checkpoints import postgres as checkpoints
 from runs.database import in_thread
 from runs.models import Run
@@ -68,7 +69,9 @@ class Server:
 
 @pytest.fixture
 def server(transactional_db, alice):
-    connection.close()  # the one of the test's own thread
+    # The connections that no pool looks after: of the test's own thread, and of that of the ORM's coroutines.
+    connection.close()
+    SyncToAsync.single_thread_executor.submit(connections.close_all).result()
     address = os.environ["DATABASE_URL"]
     with closing(psycopg.connect(address, autocommit=True)) as outside:
         yield Server(outside, connection.settings_dict["NAME"])
@@ -205,6 +208,35 @@ async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(
     texts = [message["text"] for message in await stage.history()]
     assert texts[0] == "go"
     assert "while it is away" not in texts
+
+
+async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_away(
+    impatient, stage, server, monkeypatch
+):
+    gate = stage.script.gate("first")
+    stage.script.add(Round(numbered(3), Hold("first")), say("third"))
+    first = await stage.start("first")
+    await gate.reached()
+    second = await stage.start("second", multitask="enqueue")
+    await stage.cancel(second)  # ends in the queue: the next turn brings it into the history
+    repair, tries = turns.repair, []
+
+    async def repair_while_it_is_away(*args, **options):
+        tries.append(args)
+        with server.away() if len(tries) == 1 else nullcontext():
+            return await repair(*args, **options)
+
+    monkeypatch.setattr(turns, "repair", repair_while_it_is_away)
+    gate.open()
+    assert (await terminal(first)).status == "completed"
+
+    third = await terminal(await stage.start("third"), 20)
+
+    assert third.status == "completed", third.error_message
+    assert len(tries) > 1
+    texts = [message["text"] for message in await stage.history()]
+    assert [texts[0], texts[2], texts[-1]] == ["first", "second", "third"]
+    await stage.assert_sendable()
 
 
 @pytest.mark.parametrize("table", ["runs_session", "runs_run"])

@@ -5,11 +5,14 @@
 
 import asyncio
 import os
+import sqlite3
 import threading
 from uuid import uuid4
 
+import psycopg
 import pytest
 from django.db import InterfaceError, OperationalError
+from psycopg_pool import PoolTimeout
 
 from runs import agents, lifecycle, operations, recovery, turns
 from runs.checkpoints import FencedSaver
@@ -450,6 +453,26 @@ async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, s
     monkeypatch.setattr(turns, "load", load_in_the_end)
 
     assert (await terminal(await stage.start())).status == "completed"
+    assert not away
+
+
+async def test_a_database_that_is_away_while_the_history_is_brought_into_order_is_waited_for(
+    stage, servers, monkeypatch
+):
+    """The checkpoints raise what the driver of their database raises."""
+    await cut_in_answer(stage)
+    await servers.restart()
+    repair = turns.repair
+    away = [PoolTimeout("none"), psycopg.OperationalError("ended"), sqlite3.OperationalError("locked")]
+
+    async def repair_in_the_end(*args, **options):
+        if away:
+            raise away.pop()
+        return await repair(*args, **options)
+
+    monkeypatch.setattr(turns, "repair", repair_in_the_end)
+
+    await stage.assert_next_completes()
     assert not away
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import psycopg
 import pytest
 from django.db import OperationalError
 from django.test import Client
@@ -31,9 +32,12 @@ def test_c23_an_error_keeps_its_status_whatever_accept_says(alice, as_alice, as_
     assert error_of(as_alice("PUT", path, {}, Accept=accept)) == (405, "invalid")
 
 
-def test_a_database_that_is_away_is_no_fault_of_the_request(as_alice, monkeypatch):
+@pytest.mark.parametrize(
+    "kind", [OperationalError, psycopg.OperationalError], ids=["of the ORM", "of a saver"]
+)
+def test_a_database_that_is_away_is_no_fault_of_the_request(as_alice, monkeypatch, kind):
     def away(*args, **options):
-        raise OperationalError("the server closed the connection unexpectedly")
+        raise kind("the server closed the connection unexpectedly")
 
     monkeypatch.setattr("runs.operations.create_session", away)
     answer = as_alice.post("sessions/", {})

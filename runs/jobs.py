@@ -3,14 +3,19 @@ something to claim.
 
 A job is deferred in the transaction of the change that it tells of. It is a hint and nothing more: claim
 decides, a job that finds nothing to claim ends quietly, none is ever repeated, and none has a lock, since a
-worker that dies would keep it. What a lost job would have told, the sweep of any worker finds.
+worker that dies would keep it. What a lost job would have told, the sweep of any worker finds; so it does
+the jobs that nobody works on any more.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import TypeAlias
 from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
 
 Take: TypeAlias = Callable[[UUID], Awaitable[None]]
 
@@ -36,13 +41,51 @@ def defer(session_id: UUID) -> None:
     app.configure_task(TASK, queue=QUEUE).defer(session=str(session_id))
 
 
-async def take_forever(take: Take) -> None:
-    """Hand the session of each job to ``take``, until cancelled; a queue that is away is waited for."""
+def forget_lost(patience: timedelta) -> int:
+    """Delete the jobs that are in nobody's hands although they look it; how many there were.
+
+    Either the worker that had one in hand has been silent for ``patience``. Or it was begun longer ago than
+    that and its session has nothing to claim: its end could not be written, since the database was away.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_FORGET_LOST, {"queue": QUEUE, "patience": patience.total_seconds()})
+        return cursor.rowcount
+
+
+_FORGET_LOST = """
+DELETE FROM procrastinate_jobs WHERE status = 'doing' AND id IN (
+    SELECT job.id
+    FROM procrastinate_jobs AS job, (SELECT now() - make_interval(secs => %(patience)s) AS since) AS patience
+    WHERE job.queue_name = %(queue)s AND job.status = 'doing' AND (
+        NOT EXISTS (
+            SELECT 1 FROM procrastinate_workers AS worker
+            WHERE worker.id = job.worker_id AND worker.last_heartbeat > patience.since
+        ) OR (
+            NOT EXISTS (
+                SELECT 1 FROM procrastinate_events AS event
+                WHERE event.job_id = job.id AND event.type = 'started' AND event.at > patience.since
+            ) AND NOT EXISTS (
+                SELECT 1 FROM runs_run AS run
+                WHERE run.session_id = (job.args ->> 'session')::uuid
+                AND (run.status = 'queued' OR (run.status = 'waiting' AND run.answers IS NOT NULL))
+            )
+        )
+    )
+    FOR UPDATE OF job SKIP LOCKED
+)
+"""
+
+
+async def take_forever(take: Take, patience: timedelta) -> None:
+    """Hand the session of each job to ``take``, until cancelled; a queue that is away is waited for.
+
+    Jobs in hand are lost to a process that gives no sign of life for ``patience``.
+    """
     pause, longest = _PAUSES
     while True:
         began = asyncio.get_running_loop().time()
         try:
-            await _take_until_it_breaks(take)
+            await _take_until_it_breaks(take, patience)
         except Exception as error:  # noqa: BLE001 (the queue raises whatever its database does)
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 return  # it broke while it was being left
@@ -53,7 +96,7 @@ async def take_forever(take: Take) -> None:
         pause = min(2 * pause, longest)
 
 
-async def _take_until_it_breaks(take: Take) -> None:
+async def _take_until_it_breaks(take: Take, patience: timedelta) -> None:
     # An app of its own: that of the Django integration belongs to threads, and to their connections.
     from procrastinate import App, PsycopgConnector
     from procrastinate.contrib.django import connector_params
@@ -68,21 +111,18 @@ async def _take_until_it_breaks(take: Take) -> None:
         await take(UUID(session))
 
     async with app.open_async():
-        await connector.execute_query_async(_FORGET_LOST, queue=QUEUE)
         await app.run_worker_async(
             queues=[QUEUE],
             concurrency=_CONCURRENCY,
             fetch_job_polling_interval=_POLL_SECONDS,
             shutdown_graceful_timeout=0,  # what a job has begun goes on without it
             delete_jobs="always",
+            update_heartbeat_interval=settings.RUNS_HEARTBEAT,
+            stalled_worker_timeout=patience.total_seconds(),
             install_signal_handlers=False,  # the process has its own way to leave
         )
 
 
-# What a worker had in hand that died: nobody would ever take it, and nobody has to.
-_FORGET_LOST = (
-    "DELETE FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing' AND worker_id IS NULL"
-)
 # A server that vanished without a word is noticed after some 20 seconds instead of minutes.
 _KEEPALIVE = {
     "keepalives_idle": 10,

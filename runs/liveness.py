@@ -32,15 +32,16 @@ def silent() -> QuerySet[Worker]:
     """Workers that missed their heartbeats. On SQLite all share one host, and only a gone process is dead."""
     if connection.vendor == "sqlite":
         return Worker.objects.none()
-    return Worker.objects.filter(heartbeat_at__lt=Now() - _patience())
+    return Worker.objects.filter(heartbeat_at__lt=Now() - patience())
 
 
 def beating() -> QuerySet[Worker]:
     """Workers whose last heartbeat is not too old, on whatever database."""
-    return Worker.objects.filter(heartbeat_at__gte=Now() - _patience())
+    return Worker.objects.filter(heartbeat_at__gte=Now() - patience())
 
 
-def _patience() -> timedelta:
+def patience() -> timedelta:
+    """How long a worker may be silent."""
     return timedelta(seconds=settings.RUNS_HEARTBEAT * MISSED_BEATS)
 
 

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from runs import admission, agents, dispatch, interruptions, lifecycle, liveness
+from runs import admission, agents, dispatch, interruptions, jobs, lifecycle, liveness
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
@@ -33,6 +33,7 @@ class Swept:
     sessions_offered: int = 0  # to the worker that sweeps, with a run to claim that nobody was seen to take
     runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
     runs_dismissed: int = 0  # interrupted ones that nobody goes on from, as their agents' policy is
+    jobs_forgotten: int = 0  # of the queue, on which nobody works any more
 
     def __str__(self) -> str:
         return ", ".join(
@@ -55,6 +56,8 @@ def sweep(own: UUID | None = None) -> Swept:
     _end_orphans(swept)
     _settle_overdue(swept)
     _offer_waiting_sessions(swept)
+    if dispatch.is_shared():
+        swept.jobs_forgotten += jobs.forget_lost(liveness.patience())
     return swept
 
 

@@ -57,7 +57,7 @@ class Supervisor(Node):
         dispatch.attach(self)
         self.writer.start()
         if dispatch.is_shared():
-            self._queue = asyncio.create_task(jobs.take_forever(self.take), name="queue")
+            self._queue = asyncio.create_task(jobs.take_forever(self.take, liveness.patience()), name="queue")
         await super()._begin()
 
     def _side_loops(self) -> "list[asyncio.Task[None]]":

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from itertools import count, cycle, pairwise
 
 import httpx
@@ -121,6 +122,50 @@ def test_a_job_tells_of_a_turn_and_is_gone_once_it_was_taken(cluster, key):
 
         cluster.until(is_empty, "the end of the jobs, though the turn goes on")
     cluster.provider.open(key)
+
+
+def test_a_job_that_nobody_works_on_any_more_is_forgotten(cluster, key):
+    """Of a worker that was killed, and of one that lives and could not write that it had done it."""
+
+    def in_hand(worker, session, begun):
+        with database.transaction():
+            job = database.execute(
+                "INSERT INTO procrastinate_jobs (queue_name, task_name, args, status, worker_id) VALUES"
+                " ('turns', 'runs.take', jsonb_build_object('session', %s::text), 'doing', %s) RETURNING id",
+                (session, worker),
+            ).fetchone()[0]
+            database.execute(
+                "INSERT INTO procrastinate_events (job_id, type, at) VALUES (%s, 'started', now() - %s)",
+                (job, timedelta(seconds=begun)),
+            )
+        return job
+
+    idle, (session, run) = cluster.open_session(), begin(cluster, key)
+    queued = cluster.start_turn(session, "and then", multitask="enqueue")
+    with psycopg.connect(cluster.webs()[0].environ()["DATABASE_URL"], autocommit=True) as database:
+        lost = database.execute(
+            "INSERT INTO procrastinate_workers (last_heartbeat)"
+            " VALUES (now() - interval '1 hour') RETURNING id"
+        ).fetchone()[0]
+        living = database.execute(
+            "SELECT id FROM procrastinate_workers ORDER BY last_heartbeat DESC LIMIT 1"
+        ).fetchone()[0]
+        held = in_hand(living, session, begun=3600)  # for want of room; its session has something to claim
+        for worker, begun in ((lost, 0), (None, 0), (living, 3600)):
+            in_hand(worker, idle, begun)
+        fresh = in_hand(living, idle, begun=-3600)
+
+        def left():
+            return {
+                job for (job,) in database.execute("SELECT id FROM procrastinate_jobs WHERE status = 'doing'")
+            }
+
+        cluster.until(lambda: left() == {held, fresh}, "the end of the three that are lost")
+        database.execute("DELETE FROM procrastinate_jobs WHERE id = ANY(%s)", ([held, fresh],))
+        database.execute("DELETE FROM procrastinate_workers WHERE id = %s", (lost,))
+    cluster.post(f"runs/{queued}/cancel/")
+    cluster.provider.open(key)
+    assert cluster.ended(run)["status"] == "completed"
 
 
 def test_c06_ten_stops_at_two_processes_are_one_operation(cluster, key):

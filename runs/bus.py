@@ -7,14 +7,16 @@ to learn of it.
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, TypeAlias, TypeVar
 from uuid import uuid4
 
 from asgiref.sync import async_to_sync
 from channels.layers import InMemoryChannelLayer, get_channel_layer
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Message: TypeAlias = dict[str, Any]
 Handler: TypeAlias = Callable[[Message], None]
@@ -37,6 +39,7 @@ class Bus:
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
         self._outgoing = asyncio.Event()
+        self._operations: set[asyncio.Task[Any]] = set()  # of the layer, that have not ended
         self.tasks: list[asyncio.Task[None]] = []  # the side loops
 
     @classmethod
@@ -62,6 +65,8 @@ class Bus:
         for group in groups:
             if not await self._quietly(self._layer.group_discard(group, self._channel)):
                 break
+        if self._operations:
+            await asyncio.wait(self._operations, timeout=_PATIENCE)
 
     def publish(self, group: str, message: Message) -> None:
         """Send ``message`` to every process that listens to ``group``; from any thread, without blocking."""
@@ -93,8 +98,8 @@ class Bus:
         heard = asyncio.Event()
         self._handlers[group] = lambda _: heard.set()
         try:
-            await self._layer.group_add(group, self._channel)
-            await self._layer.group_send(group, _envelope(group, [{}]))
+            await self._whole(self._layer.group_add(group, self._channel))
+            await self._whole(self._layer.group_send(group, _envelope(group, [{}])))
             await heard.wait()
         finally:
             await self.unlisten(group)
@@ -132,7 +137,7 @@ class Bus:
         while True:
             try:
                 if not self._channel:
-                    await self._join()
+                    await self._whole(self._join())
                     await self.refresh()
                 envelope = await self._layer.receive(self._channel)
             except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
@@ -149,18 +154,30 @@ class Bus:
                 except Exception:  # one listener's fault must not deafen the process
                     logger.exception("A listener of %s failed.", envelope["group"])
 
-    async def _quietly(self, sending: Any) -> bool:
-        try:
-            async with asyncio.timeout(
-                _PATIENCE
-            ):  # wait_for loses a cancel that comes together with the result
-                await sending
-        except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
-            logger.warning(
-                "The channel layer does not take messages: %r. Clients catch up by polling.", error
-            )
-            return False
-        return True
+    async def _quietly(self, operation: Coroutine[Any, Any, Any]) -> bool:
+        """Do an operation of the layer, if its server takes it in time; whether it did."""
+        return await self._whole(_attempt(operation))
+
+    async def _whole(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await an operation of the layer. If the caller is cancelled meanwhile, it goes on to its end.
+
+        The client of Redis loses a cancel that comes together with its server's answer; whoever was to end
+        by it would go on for ever.
+        """
+        task = asyncio.create_task(operation, name="channel layer")
+        self._operations.add(task)
+        task.add_done_callback(self._operations.discard)
+        return await asyncio.shield(task)
+
+
+async def _attempt(operation: Coroutine[Any, Any, Any]) -> bool:
+    try:
+        async with asyncio.timeout(_PATIENCE):  # wait_for loses a cancel that comes together with the result
+            await operation
+    except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
+        logger.warning("The channel layer does not take messages: %r. Clients catch up by polling.", error)
+        return False
+    return True
 
 
 def publish(group: str, message: Message) -> None:

@@ -71,3 +71,41 @@ async def test_line_7_a_process_that_starts_without_its_layer_hears_when_it_is_b
         await bus.echo()
     await bus.close()
     assert layer.groups == {}
+
+
+class Deaf(InMemoryChannelLayer):
+    """A channel layer that loses a cancel while it is asked to let somebody join."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def group_add(self, group, channel):
+        self.asked.set()
+        try:
+            await self.answer.wait()
+        except asyncio.CancelledError:
+            await self.answer.wait()
+        await super().group_add(group, channel)
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda bus: bus.listen("session.1", print), Bus.echo], ids=["listen", "echo"]
+)
+async def test_whoever_is_cancelled_while_it_waits_for_the_layer_ends(monkeypatch, ask):
+    layer = Deaf()
+    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
+    bus = await Bus.open()
+
+    async def listen():
+        await ask(bus)
+        await asyncio.Event().wait()
+
+    listener = asyncio.create_task(listen())
+    await layer.asked.wait()
+    listener.cancel()
+    layer.answer.set()
+    assert await asyncio.wait({listener}, timeout=LIMIT) == ({listener}, set())
+    assert listener.cancelled()
+    await bus.close()
+    assert layer.groups == {}

@@ -571,7 +571,8 @@ async def test_c10_cancel_against_the_natural_end_gives_one_ending(stage):
         assert sum(t in ("run.completed", "run.failed", "run.cancelled", "run.interrupted") for t in log) == 1
         assert log[-1] == f"run.{ended.status}"
         assert answer["outcome"] == ("cancelled" if ended.status == "cancelled" else "already_finished")
-        await stage.assert_sendable()
+        if ended.started_at is not None:  # one that was still queued enters the history with the next turn
+            await stage.assert_sendable()
         stage.script.clear()
     assert endings["cancelled"]
 

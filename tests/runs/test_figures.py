@@ -112,6 +112,7 @@ async def test_line_46_deleted_sessions_stay_in_the_figures(engine, alice):
     assert sum(total.runs for total in before) == 4
 
 
+@pytest.mark.sqlite("reads how SQLite would go about it")
 def test_line_46_thirty_days_are_one_statement_over_an_index(session):
     add(session, timezone.now() - timedelta(days=2))
     with CaptureQueriesContext(

@@ -31,8 +31,11 @@ from django.conf import settings as project_settings  # noqa: E402
 # The real hasher is slow on purpose; here it would only make each test wait.
 project_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
-if ON_SERVICES:  # what is published in Redis is heard in all its databases
+if ON_SERVICES:
+    # What is published in Redis is heard in all its databases.
     project_settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = _process
+    # A count that Redis does not take in time is not made; on a busy machine a test would miss it.
+    project_settings.CACHES["default"]["OPTIONS"] = {"socket_timeout": 20, "socket_connect_timeout": 20}
 
 import pytest  # noqa: E402
 from asgiref.sync import SyncToAsync  # noqa: E402

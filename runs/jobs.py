@@ -86,9 +86,9 @@ async def take_forever(take: Take, patience: timedelta) -> None:
         began = asyncio.get_running_loop().time()
         try:
             await _take_until_it_breaks(take, patience)
-        except Exception as error:  # noqa: BLE001 (the queue raises whatever its database does)
+        except Exception as error:  # the queue raises whatever its database does
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                return  # it broke while it was being left
+                raise asyncio.CancelledError from error  # it broke while it was being left
             logger.warning("The queue cannot be read: %s. The sweep finds what it would have told.", error)
         if asyncio.get_running_loop().time() - began > longest:
             pause = _PAUSES[0]

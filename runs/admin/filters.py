@@ -30,7 +30,7 @@ TOKENS = (
 
 _WORKERS_LISTED = 30
 # Sessions of one owner, the latest ones, whose runs are shown.
-_SESSIONS = 5_000
+_SESSIONS = 2_000
 
 
 class Choice(admin.SimpleListFilter):
@@ -232,8 +232,8 @@ class Age(Choice):
 def _event_within(**duration: float) -> Callable[[], Q]:
     # The last event of what has ended is its end, which has an index.
     since = Now() - timedelta(**duration)
-    ended = Run.objects.filter(finished_at__gte=since).order_by("-finished_at").values("id")
-    return lambda: _active(last_event_at__gte=since) | Q(id__in=ended[: paging.COUNTED])
+    late = Q(status__in=ACTIVE, last_event_at__gte=since) | Q(finished_at__gte=since)
+    return lambda: Q(id__in=Run.objects.filter(late).values("id"))
 
 
 def _silent_for(**duration: float) -> Callable[[], Q]:

@@ -32,7 +32,8 @@ def unattended() -> Q:
 
 def hanging() -> Q:
     """Any of these."""
-    return stuck() | overdue()
+    either = attention.stuck_runs() | attention.overdue_cancels()
+    return Q(id__in=either.filter(status=RunStatus.RUNNING).values("id"))
 
 
 def effect_unknown() -> Q:

@@ -9,11 +9,13 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
+from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage
 
 from runs import agents, lifecycle, seeds
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
 from runs.models import Run, Seed, Session
+from runs.prepared import Prepared
 from runs.states import (
     ACTIVE,
     CancelSource,
@@ -104,6 +106,16 @@ def open_session(
     return session
 
 
+@Prepared
+def _with_key(session_id: Any, key: Any) -> QuerySet[Run]:
+    return Run.objects.filter(session=session_id, idempotency_key=key)
+
+
+@Prepared
+def _concerned(session_id: Any) -> QuerySet[Run]:
+    return Run.objects.filter(lifecycle.CONCERNED, session=session_id)
+
+
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """One transaction: the idempotency key, the strategy, then the run with its user message.
 
@@ -111,14 +123,14 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """
     with lifecycle.locked_session(session_id) as session:
         if turn.key is not None:
-            earlier = Run.objects.filter(session=session, idempotency_key=turn.key).first()
+            earlier = _with_key.first(session.id, turn.key)
             if earlier is not None:
                 if earlier.request_digest != turn.digest:
                     raise IdempotencyConflict
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
-        concerned = list(Run.objects.filter(lifecycle.CONCERNED, session=session))
+        concerned = _concerned(session.id)
         active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
             raise RunActive

@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Case, Value, When
+from django.db.models import Case, QuerySet, Value, When
 
 from runs.models import Run, ToolCall
+from runs.prepared import Prepared
 from runs.states import Effect, EventType, ToolStatus
 
 _PROJECTED = frozenset(
@@ -39,13 +40,18 @@ def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: dateti
             _project(run_id, type, json.loads(data), at)
 
 
+@Prepared
+def _open_calls(run_id: Any) -> QuerySet[ToolCall]:
+    return ToolCall.objects.filter(run=run_id, status=ToolStatus.RUNNING).order_by("id")
+
+
 def close_open(run: Run, *, resumable: bool) -> list[tuple[EventType, dict[str, Any]]]:
     """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
 
     None when it can be resumed: whoever does goes on with the calls. What is known of their effect is noted.
     """
-    open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
     if resumable:
+        open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
         known = Case(When(started_at__isnull=True, then=Value(Effect.NONE)), default=Value(Effect.UNKNOWN))
         open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
         return []
@@ -54,7 +60,7 @@ def close_open(run: Run, *, resumable: bool) -> list[tuple[EventType, dict[str, 
             EventType.TOOL_CANCELLED,
             {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at else Effect.NONE},
         )
-        for call in open_calls.order_by("id")
+        for call in _open_calls(run.id)
     ]
 
 

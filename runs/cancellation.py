@@ -7,11 +7,12 @@ one whenever that changes, in the same transaction. The callers hold the lock of
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from runs import metrics, notices
 from runs.models import Cancellation, Run, Session
+from runs.prepared import Prepared
 from runs.states import CancelOutcome
 
 UNSETTLED = Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_at__isnull=True))
@@ -19,7 +20,12 @@ UNSETTLED = Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_a
 
 def unsettled(session: Session) -> Cancellation | None:
     """The operation in progress, if any."""
-    return Cancellation.objects.filter(session=session, settled_at__isnull=True).first()
+    return _unsettled.first(session.id)
+
+
+@Prepared
+def _unsettled(session_id: Any) -> QuerySet[Cancellation]:
+    return Cancellation.objects.filter(session=session_id, settled_at__isnull=True)
 
 
 def accept(

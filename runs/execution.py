@@ -131,7 +131,7 @@ class Execution:
 
     async def _drive(self) -> Ending:
         """Run the graph to its end or stop it; then nothing of it works any more, or it was given up on."""
-        turn = await _stubbornly(lambda: in_thread(turns.load, self.run.id))
+        turn = await _stubbornly(lambda: in_thread(turns.load, self.run))
         if turn.run.cancel_requested_at is not None:
             self.stop(StopReason.CANCEL)
         self._translator = Translator(

@@ -29,6 +29,7 @@ from runs import (
 )
 from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
+from runs.prepared import Prepared
 from runs.states import (
     ACTIVE,
     TERMINAL,
@@ -65,11 +66,45 @@ _UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 CONCERNED = Q(status__in=ACTIVE) | _UNDECIDED
 
 
+# What each turn asks for
+
+
+@Prepared
+def _session(session_id: Any) -> QuerySet[Session]:
+    return Session.objects.select_for_update(no_key=True).filter(id=session_id)
+
+
+@Prepared
+def _session_of(run_id: Any) -> QuerySet[Session]:
+    return Session.objects.select_for_update(no_key=True, of=("self",)).filter(runs=run_id)
+
+
+@Prepared
+def _run(run_id: Any) -> QuerySet[Run]:
+    return Run.objects.select_for_update().filter(id=run_id)
+
+
+@Prepared
+def _worker(worker_id: Any) -> QuerySet[Worker]:
+    return Worker.objects.filter(id=worker_id)
+
+
+@Prepared
+def _line(session_id: Any) -> QuerySet[Run, tuple[UUID, str, Any]]:
+    concerned = Run.objects.filter(CONCERNED, session=session_id)
+    return concerned.order_by("line").values_list("id", "status", "answers")
+
+
+@Prepared
+def _queued_of(session_id: Any) -> QuerySet[Run, tuple[UUID]]:
+    return Run.objects.filter(session=session_id, status=RunStatus.QUEUED).values_list("id")[:1]
+
+
 @contextmanager
 def locked_session(session_id: UUID) -> Iterator[Session]:
     """A transaction that holds the session. Raises NotFound."""
     with transaction.atomic():
-        session = Session.objects.select_for_update(no_key=True).filter(id=session_id).first()
+        session = _session.first(session_id)
         if session is None:
             raise NotFound
         yield session
@@ -78,12 +113,10 @@ def locked_session(session_id: UUID) -> Iterator[Session]:
 @contextmanager
 def locked_run(run_id: UUID) -> Iterator[tuple[Session, Run]]:
     """A transaction that holds the run and, before it, its session. Raises NotFound."""
-    session_id = Run.objects.filter(id=run_id).values_list("session_id", flat=True).first()
-    if session_id is None:
-        raise NotFound
-    with locked_session(session_id) as session:
-        run = Run.objects.select_for_update().filter(id=run_id).first()
-        if run is None:
+    with transaction.atomic():
+        session = _session_of.first(run_id)
+        run = _run.first(run_id) if session is not None else None
+        if session is None or run is None:
             raise NotFound
         run.session = session
         yield session, run
@@ -135,13 +168,13 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
     """
     try:
         with locked_session(session_id) as session:
-            worker = Worker.objects.filter(id=worker_id).first()
+            worker = _worker.first(worker_id)
             if worker is None:
                 return None  # taken for dead; it has to sign on again first
             run_id = _next_in_line(session)
             if run_id is None:
                 return None
-            run = Run.objects.select_for_update().get(id=run_id)
+            run = _run(run_id)[0]
             now = timezone.now()
             first_claim = run.status == RunStatus.QUEUED
             run.status = RunStatus.RUNNING
@@ -167,8 +200,7 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
 
 def _next_in_line(session: Session) -> UUID | None:
     """The run of a locked session that may be claimed now."""
-    concerned = Run.objects.filter(CONCERNED, session=session)
-    line = list(concerned.order_by("line").values_list("id", "status", "answers"))
+    line = _line(session.id)
     for run_id, status, answers in line:
         if status != RunStatus.QUEUED:
             return run_id if status == RunStatus.WAITING and answers is not None else None
@@ -454,7 +486,7 @@ def _end(
     run.save_changes()
     metrics.run_ended(run)
     notices.touch(session)
-    if Run.objects.filter(session=session, status=RunStatus.QUEUED).exists():
+    if _queued_of(session.id):
         dispatch.request(session.id)
 
 

@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
+from runs import prepared
 from runs.errors import HistoryIsFinal
 from runs.states import (
     ACTIVE,
@@ -241,7 +242,7 @@ class Run(models.Model):
         """Write what differs from what was read; a whole row costs several times as much."""
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
         if changed:
-            self.save(update_fields=changed)
+            prepared.save(self, changed)
             self._stored |= {name: getattr(self, name) for name in changed}
 
     @property

@@ -7,7 +7,7 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from runs import bus
+from runs import bus, prepared
 from runs.models import Run, Session
 
 _CHANGING = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
@@ -17,7 +17,7 @@ def touch(session: Session) -> None:
     """Move a locked session's ``updated_at``, strictly upwards, save it, and tell its followers."""
     moved = timezone.now()
     session.updated_at = max(moved, session.updated_at + timedelta(microseconds=1))
-    session.save(update_fields=_CHANGING)
+    prepared.save(session, _CHANGING)
     session_changed(session)
 
 

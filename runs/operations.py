@@ -41,6 +41,7 @@ from runs.events import encode, timestamp
 from runs.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
 from runs.plain import plain
+from runs.prepared import Prepared
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.worker import Supervisor
 
@@ -388,15 +389,25 @@ def _uuid(value: Id) -> UUID:
         raise NotFound from None
 
 
+@Prepared
+def _own_session(session_id: Any, owner: Any) -> QuerySet[Session]:
+    return Session.objects.filter(id=session_id, owner=owner)
+
+
+@Prepared
+def _own_run(run_id: Any, owner: Any) -> QuerySet[Run]:
+    return Run.objects.filter(id=run_id, session__owner=owner)
+
+
 def _session(actor: Actor, session_id: Id) -> Session:
-    found = Session.objects.filter(id=_uuid(session_id), owner=actor.pk).first()
+    found = _own_session.first(_uuid(session_id), actor.pk)
     if found is None:
         raise NotFound
     return found
 
 
 def _run(actor: Actor, run_id: Id) -> Run:
-    found = Run.objects.filter(id=_uuid(run_id), session__owner=actor.pk).first()
+    found = _own_run.first(_uuid(run_id), actor.pk)
     if found is None:
         raise NotFound
     return found

@@ -11,6 +11,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 from runs import statistics
 from runs.events import timestamp
 from runs.models import Cancellation, Run, Session, Worker
+from runs.prepared import Prepared
 from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
 
 Data: TypeAlias = dict[str, Any]
@@ -60,6 +61,11 @@ def session_status(session: Any) -> str:
     return SessionStatus.QUEUED if session.has_queue else SessionStatus.IDLE
 
 
+@Prepared
+def _active_of(session_ids: Any) -> QuerySet[Run]:
+    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("line")
+
+
 def sessions(page: Iterable[Session]) -> list[Data]:
     """Session for each of these annotated ones, in a fixed number of queries."""
     page = list(page)
@@ -68,7 +74,7 @@ def sessions(page: Iterable[Session]) -> list[Data]:
     active: dict[UUID, Run] = {}
     queued: dict[UUID, list[Data]] = defaultdict(list)
     occupying = []
-    for run in Run.objects.filter(session__in=ids, status__in=ACTIVE).order_by("line"):
+    for run in _active_of(ids):
         if run.status == RunStatus.QUEUED:
             queued[run.session_id].append(
                 {

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 from uuid import UUID, uuid5
 
+from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
 from runs.models import Run, Seed, Session
+from runs.prepared import Prepared
 from runs.sendable import Changes, answered
 
 Stored: TypeAlias = list[dict[str, Any]]
@@ -26,9 +28,14 @@ def stored(session_id: UUID, messages: Sequence[BaseMessage]) -> Stored:
     return messages_to_dict(answered(named, (), Changes()))
 
 
+@Prepared
+def _seed(session_id: Any) -> QuerySet[Seed]:
+    return Seed.objects.filter(session=session_id)
+
+
 def pending(session: Session) -> list[BaseMessage]:
     """The seed of a session whose checkpoint may not hold it yet, else nothing."""
-    seed = Seed.objects.filter(session=session).first()
+    seed = _seed.first(session.id)
     if seed is None or Run.objects.filter(session=session, repaired=True).exists():
         return []
     return messages_from_dict(seed.messages)

@@ -8,11 +8,20 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, Q, QuerySet, Sum
 
 from runs.models import Run
+from runs.prepared import Prepared
 
 _SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
+_IS_ESTIMATED = Q(tokens_estimated=True) | Q(open_input_tokens__gt=0) | Q(open_output_tokens__gt=0)
+_SUMS = {
+    "runs": Count("id"),
+    "estimated": Count("id", filter=_IS_ESTIMATED),
+    "open_input": Sum("open_input_tokens"),
+    "open_output": Sum("open_output_tokens"),
+    **{f"total_{name}": Sum(name) for name in _SUMMED},
+}
 
 
 def of_run(run: Run) -> dict[str, Any]:
@@ -33,22 +42,14 @@ def of_run(run: Run) -> dict[str, Any]:
 def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
     """The statistics of each session, summed from its runs in one query."""
     ids = list(session_ids)
-    rows = (
-        Run.objects.filter(session__in=ids)
-        .values("session")
-        .annotate(
-            runs=Count("id"),
-            estimated=Count(
-                "id",
-                filter=Q(tokens_estimated=True) | Q(open_input_tokens__gt=0) | Q(open_output_tokens__gt=0),
-            ),
-            open_input=Sum("open_input_tokens"),
-            open_output=Sum("open_output_tokens"),
-            **{f"total_{name}": Sum(name) for name in _SUMMED},
-        )
-    )
-    found: dict[UUID, Any] = {row["session"]: row for row in rows}
+    found = {session_id: dict(zip(_SUMS, sums, strict=True)) for session_id, *sums in _sums_of(ids)}
     return {session_id: _of_row(found.get(session_id)) for session_id in ids}
+
+
+@Prepared
+def _sums_of(session_ids: Any) -> QuerySet[Run, tuple[Any, ...]]:
+    grouped = Run.objects.filter(session__id__in=session_ids).values("session").annotate(**_SUMS)
+    return grouped.values_list("session", *_SUMS)
 
 
 def close(run: Run) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
@@ -12,6 +13,7 @@ from langgraph.types import Command
 from runs import lifecycle, saved, seeds, transcript
 from runs.database import in_thread
 from runs.models import Run, RunEvent
+from runs.prepared import Prepared
 from runs.repair import repair
 from runs.states import TERMINAL, Resolution
 from runs.transcript import Transcript
@@ -36,9 +38,15 @@ class Turn:
     unrepaired: list[UUID] = field(default_factory=list)  # the runs of both
 
 
-def load(run_id: UUID) -> Turn:
+@Prepared
+def _run(run_id: Any) -> QuerySet[Run]:
+    return Run.objects.filter(id=run_id)
+
+
+def load(claimed: Run) -> Turn:
     """Read the turn of a run that was just claimed."""
-    run = Run.objects.select_related("session").get(id=run_id)
+    run = _run(claimed.id)[0]
+    run.session = claimed.session
     continues = run.resumes_id is not None or run.answers is not None
     # One that has just begun has said nothing yet.
     said = read(run) if continues or run.claim > 1 else transcript.read(run, ())
@@ -119,12 +127,15 @@ def said_to(turn: Turn) -> str:
     return turn.said.user.id
 
 
+@Prepared
+def _unrepaired(session_id: Any, position: Any) -> QuerySet[Run]:
+    before = Run.objects.filter(session=session_id, position__lt=position)
+    return before.filter(status__in=TERMINAL, repaired=False).order_by("position")
+
+
 def _load_earlier(turn: Turn) -> None:
     run = turn.run
-    ended = Run.objects.filter(
-        session=run.session_id, position__lt=run.position, status__in=TERMINAL, repaired=False
-    ).order_by("position")
-    for one in ended:
+    for one in _unrepaired(run.session_id, run.position):
         turn.unrepaired.append(one.id)
         if one.resolution == Resolution.RETRIED:
             if one.message_id not in turn.dropped:

@@ -310,7 +310,7 @@ NUMBERS_ARE_TRUE = {
     "a batch forgets its counts": (
         writer._commit,
         "columns, values = _increments(part.counts)",
-        'columns, values = "", []',
+        'columns, values = "", ()',
     ),
     "text in progress is not counted": (
         writer._increments,
@@ -400,8 +400,8 @@ THE_LINE = {
     "the last in line is claimed first": (lifecycle._next_in_line, "line[0][0]", "line[-1][0]"),
     "an undecided turn does not hold the queue": (
         lifecycle._next_in_line,
-        "Run.objects.filter(CONCERNED, session=session)",
-        "Run.objects.filter(status__in=ACTIVE, session=session)",
+        "_line(session.id)",
+        "[one for one in _line(session.id) if one[1] in ACTIVE]",
     ),
     "a cancel in the queue takes a decision away": (
         lifecycle.unresolved_interruption,

@@ -295,7 +295,7 @@ class Lives(Truths, RuleBasedStateMachine):
         """What an execution does first: it brings the turns before its own into the history."""
         history = self.histories[run.session_id]
         if run.resumes_id is None and run.answers is None:
-            turn = turns.load(run.id)
+            turn = turns.load(run)
             history |= {said.user.id: True for said in turn.earlier}
             for message in turn.dropped:
                 history.pop(message, None)

@@ -3,6 +3,7 @@
 import copy
 import re
 from typing import Any
+from uuid import UUID
 
 import pytest
 import schemathesis
@@ -243,7 +244,7 @@ class TestWhatRunsSay:
         lost = await turn(Round(text("Before "), Hold("middle")), until="running")
         await model.script.gate("middle").reached()
         worker = (await Run.objects.aget(id=lost)).worker_id
-        await in_thread(lifecycle.interrupt, lost, worker, InterruptReason.WORKER_LOST)
+        await in_thread(lifecycle.interrupt, UUID(lost), worker, InterruptReason.WORKER_LOST)
 
         seen = set()
         async for run in Run.objects.filter(session=session):

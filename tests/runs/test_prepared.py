@@ -1,0 +1,97 @@
+"""Prepared querysets: what the ORM gives, without building its SQL each time."""
+
+from uuid import uuid4
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from runs import representations
+from runs.models import Run, Session
+from runs.prepared import Prepared
+
+
+@pytest.fixture
+def sessions(alice, db):
+    return [Session.objects.create(owner=alice, agent="assistant", title=str(n)) for n in range(5)]
+
+
+@pytest.fixture
+def built():
+    """Counts how often a queryset was built."""
+    return []
+
+
+def test_instances_are_those_of_the_orm(sessions):
+    prepared = Prepared(lambda key: Session.objects.filter(id=key))
+    [found] = prepared(sessions[1].id)
+    expected = Session.objects.get(id=sessions[1].id)
+    assert {**vars(found), "_state": None} == {**vars(expected), "_state": None}
+    found.title = "changed"
+    found.save(update_fields=["title"])
+    assert Session.objects.get(id=found.id).title == "changed"
+
+
+def test_a_run_remembers_what_its_row_held(sessions):
+    session = sessions[0]
+    run = Run.objects.create(session=session, line=1, message_id="m", input="hi")
+    [found] = Prepared(lambda key: Run.objects.filter(id=key))(run.id)
+    found.input = "changed"
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        found.save_changes()
+    assert len(queries) == 1
+    assert Run.objects.get(id=run.id).input == "changed"
+
+
+def test_it_is_built_once_whatever_the_values(sessions, built):
+    def build(key):
+        built.append(key)
+        return Session.objects.filter(id=key).values_list("title", "id")
+
+    prepared = Prepared(build)
+    assert [prepared(one.id) for one in sessions] == [[(one.title, one.id)] for one in sessions]
+    assert prepared(uuid4()) == []
+    assert prepared.first(uuid4()) is None
+    assert len(built) == 1
+
+
+def test_lists_of_any_length_share_few_statements(sessions, built):
+    def build(keys):
+        built.append(len(keys))
+        return Session.objects.filter(id__in=keys).order_by("title").values_list("title")
+
+    prepared = Prepared(build)
+    for length in range(6):
+        titles = [title for (title,) in prepared([one.id for one in sessions[:length]])]
+        assert titles == [one.title for one in sessions[:length]]
+    assert built == [1, 2, 4, 8]
+
+
+def test_values_keep_their_places_among_each_other_and_among_constants(sessions, alice, bob):
+    prepared = Prepared(
+        lambda owner, title: Session.objects.filter(origin="chat", title=title, owner=owner).values_list(
+            "title"
+        )
+    )
+    assert prepared(alice.pk, "3") == [("3",)]
+    assert prepared(bob.pk, "3") == []
+
+
+def test_annotations_come_with_the_instances(sessions):
+    Run.objects.create(session=sessions[2], line=1, message_id="m", input="hi")
+    prepared = Prepared(lambda keys: representations.with_status(Session.objects.filter(id__in=keys)))
+    keys = [one.id for one in sessions]
+    expected = {one.id: one for one in representations.with_status(Session.objects.filter(id__in=keys))}
+    found = prepared(keys)
+    assert len(found) == 5
+    for one in found:
+        for name in representations.STATUS:
+            assert getattr(one, name) == getattr(expected[one.id], name)
+
+
+def test_what_locks_needs_a_transaction_and_has_it(sessions):
+    prepared = Prepared(lambda key: Session.objects.select_for_update().filter(id=key))
+    with transaction.atomic():
+        assert prepared(sessions[0].id) == [sessions[0]]

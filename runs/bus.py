@@ -1,7 +1,7 @@
-"""Hints between processes: small messages over the channel layer, which may lose them or be down.
+"""Hints: small messages to whoever listens, in this process directly, in others over the channel layer.
 
-One channel per process, whatever the number of its listeners; nothing that is sent here is the only way
-to learn of it.
+The layer may lose them or be down, and nothing that is sent here is the only way to learn of it. One channel
+per process, whatever the number of its listeners.
 """
 
 import asyncio
@@ -28,13 +28,15 @@ _PATIENCE = 2.0
 
 
 class Bus:
-    """This process's end of the channel layer, on one event loop; ``publish`` may be called from anywhere."""
+    """Who listens in this process, and its end of the channel layer; on one event loop."""
 
     current: ClassVar["Bus | None"] = None
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._layer = get_channel_layer()
+        self._is_shared = not isinstance(self._layer, InMemoryChannelLayer)  # with other processes
+        self._name = str(uuid4())
         self._channel = ""  # not joined yet
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
@@ -69,7 +71,7 @@ class Bus:
             await asyncio.wait(self._operations, timeout=_PATIENCE)
 
     def publish(self, group: str, message: Message) -> None:
-        """Send ``message`` to every process that listens to ``group``; from any thread, without blocking."""
+        """Tell everyone who listens to ``group``, here and elsewhere; from any thread, without blocking."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -111,7 +113,8 @@ class Bus:
                 return
 
     def _post(self, group: str, message: Message) -> None:
-        if len(self._outbox) < _OUTBOX_LIMIT:
+        self._hand_over(group, message)
+        if self._is_shared and len(self._outbox) < _OUTBOX_LIMIT:
             self._outbox.append((group, message))
             self._outgoing.set()
 
@@ -128,7 +131,7 @@ class Bus:
         for group, message in taken:
             groups[group].append(message)
         for group, messages in groups.items():
-            await self._quietly(self._layer.group_send(group, _envelope(group, messages)))
+            await self._quietly(self._layer.group_send(group, _envelope(group, messages, self._name)))
 
     async def _join(self) -> None:
         self._channel = await self._layer.new_channel("process")
@@ -145,14 +148,19 @@ class Bus:
                 await asyncio.sleep(1)
                 await self.refresh()
                 continue
-            handler = self._handlers.get(envelope.get("group", ""))
-            if handler is None:
-                continue
+            if envelope.get("sender") == self._name:
+                continue  # was handed over when it was published
             for message in envelope["messages"]:
-                try:
-                    handler(message)
-                except Exception:  # one listener's fault must not deafen the process
-                    logger.exception("A listener of %s failed.", envelope["group"])
+                self._hand_over(envelope["group"], message)
+
+    def _hand_over(self, group: str, message: Message) -> None:
+        handler = self._handlers.get(group)
+        if handler is None:
+            return
+        try:
+            handler(message)
+        except Exception:  # one listener's fault must not deafen the process
+            logger.exception("A listener of %s failed.", group)
 
     async def _quietly(self, operation: Coroutine[Any, Any, Any]) -> bool:
         """Do an operation of the layer, if its server takes it in time; whether it did."""
@@ -194,9 +202,9 @@ def publish(group: str, message: Message) -> None:
         logger.warning("The channel layer does not take messages: %r. It is caught up by polling.", error)
 
 
-def _envelope(group: str, messages: list[Message]) -> Message:
+def _envelope(group: str, messages: list[Message], sender: str = "") -> Message:
     """What the layer carries; ``type`` is of its own protocol."""
-    return {"type": "bus", "group": group, "messages": messages}
+    return {"type": "bus", "group": group, "messages": messages, "sender": sender}
 
 
 def session_group(session_id: object) -> str:

@@ -7,12 +7,13 @@ A log is passed on whole or not at all: a place behind which compaction took eve
 beginning, raises CursorGone. Its reader would have to tell such a hole from a loss; the history has it all.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from runs import representations
 from runs.bus import Message
@@ -21,6 +22,8 @@ from runs.errors import CursorGone, NotFound, Unavailable
 from runs.events import TERMINAL_TYPES, encode, wire
 from runs.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
+from runs.prepared import Prepared
+from runs.states import TERMINAL
 
 # Events read from the log at a time: bounds the memory of a follower far behind.
 PAGE = 500
@@ -240,15 +243,39 @@ def _decode(message: Message) -> Iterator[tuple[int, Event]]:
 
 
 def snapshot(session_id: UUID) -> dict[str, Any] | None:
-    """The Session, all of it from one moment: read again when the session moved meanwhile."""
+    """The Session, all of it from one moment; None if it is not there."""
+    return snapshots([session_id])[session_id]
+
+
+@Prepared
+def _sessions(session_ids: Any) -> QuerySet[Session]:
+    return representations.with_status(Session.objects.filter(id__in=session_ids))
+
+
+@Prepared
+def _moved_at(session_ids: Any) -> QuerySet[Session, tuple[UUID, datetime]]:
+    return Session.objects.filter(id__in=session_ids).values_list("id", "updated_at")
+
+
+def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
+    """Each Session, all of it from one moment: read again when it moved meanwhile. None: not there."""
+    read: dict[UUID, dict[str, Any] | None] = {}
+    moved = set(session_ids)
     for _ in range(5):
-        found = list(representations.with_status(Session.objects.filter(id=session_id)))
-        if not found:
-            return None
-        represented = representations.sessions(found)[0]
-        if Session.objects.filter(id=session_id, updated_at=found[0].updated_at).exists():
+        found = _sessions(list(moved))
+        shown = representations.sessions(found)
+        now = dict(_moved_at(list(moved)))
+        read |= dict.fromkeys(moved) | dict(zip([session.id for session in found], shown, strict=True))
+        moved = {session.id for session in found if now.get(session.id) != session.updated_at}
+        if not moved:
             break
-    return represented
+    return read
+
+
+@Prepared
+def _latest(session_id: Any) -> QuerySet[Run, tuple[int | None, int, str]]:
+    left_the_queue = Run.objects.filter(session=session_id, position__isnull=False)
+    return left_the_queue.order_by("-position").values_list("position", "last_seq", "status")[:1]
 
 
 def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str, Any], _Place]:
@@ -257,14 +284,14 @@ def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str,
         shown = snapshot(session_id)
         if shown is None:
             raise NotFound
-        latest = Run.objects.filter(session=session_id, position__isnull=False).order_by("-position").first()
-        if Session.objects.filter(id=session_id, updated_at=shown["updated_at"]).exists():
+        latest = _latest.first(session_id)
+        if [(session_id, datetime.fromisoformat(shown["updated_at"]))] == _moved_at([session_id]):
             break
     place = _Place(0, 0, True)
     if latest is not None:
+        position, last_seq, status = latest
         active = shown["active_run"]
-        seq = active["last_seq"] if active else latest.last_seq
-        place = _Place(latest.position or 0, seq, latest.is_terminal)
+        place = _Place(position or 0, active["last_seq"] if active else last_seq, status in TERMINAL)
     if cursor is not None:
         at = Run.objects.filter(id=cursor[0], session=session_id).first()
         if at is None:

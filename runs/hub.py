@@ -1,23 +1,24 @@
 """What this process follows: one membership per session, however many followers, and one poll for all.
 
-A change of a session is read once for all its followers. The notices of the bus may be lost; so about
-every second one query looks whether a followed session has moved.
+What has changed is read together, and once for all its followers. The notices of the bus may be lost; so
+about every second one query looks whether a followed session has moved.
 """
 
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, ClassVar, TypeAlias
 from uuid import UUID
 
-from django.db.models import Count, Max, OuterRef, Subquery
+from django.db.models import Count, Max, OuterRef, QuerySet, Subquery
 
 from runs.bus import Bus, Message, session_group, user_group
 from runs.database import in_thread
 from runs.models import Run, Session
+from runs.prepared import Prepared
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,15 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.8
 # The layer may have forgotten us (a restart, an expiry): join again this often.
 REFRESH_POLLS = 12
-# Changes that come together, in seconds, such as a run queued and started, are read once.
+# Changes that come together, in seconds, such as runs that begin at once, are read together.
 _TOGETHER = 0.025
 # A follower further behind than this reads the log instead.
 _FEED_LIMIT = 500
 
 Place: TypeAlias = tuple[int, int]  # position of a run in its session, seq
 Snapshot: TypeAlias = dict[str, Any]  # Session of the wire contract
+# Gives the snapshot of each of these sessions, None of those that are gone; called in a database thread.
+Read: TypeAlias = Callable[[Collection[UUID]], dict[UUID, Snapshot | None]]
 
 
 class Feed:
@@ -75,19 +78,21 @@ class Hub:
 
     current: ClassVar["Hub | None"] = None
 
-    def __init__(self, bus: Bus, read: Callable[[UUID], Snapshot | None]) -> None:
+    def __init__(self, bus: Bus, read: Read) -> None:
         self._bus = bus
-        self._read = read  # in a database thread
+        self._read = read
         self._sessions: dict[UUID, set[Feed]] = defaultdict(set)
         self._users: dict[Any, set[Feed]] = defaultdict(set)
-        self._seen: dict[UUID, tuple[datetime, Place]] = {}  # by the last poll
-        self._reading: dict[UUID, asyncio.Task[None]] = {}
+        self._seen: dict[UUID, Place] = {}  # by the last poll
+        self._told: dict[UUID, datetime] = {}  # ``updated_at`` of the last snapshot
+        self._changed: set[UUID] = set()  # since they were read
+        self._reading: asyncio.Task[None] | None = None
         self._lists: dict[Any, tuple[datetime, int] | None] = {}
         self.tasks: list[asyncio.Task[None]] = []  # the side loop
 
     @classmethod
-    def open(cls, bus: Bus, read: Callable[[UUID], Snapshot | None]) -> "Hub":
-        """Begin to listen and to poll, and become the process's hub; ``read`` gives a session's snapshot."""
+    def open(cls, bus: Bus, read: Read) -> "Hub":
+        """Begin to listen and to poll, and become the process's hub."""
         hub = cls(bus, read)
         hub.tasks = [asyncio.create_task(hub._poll_forever(), name="follow poll")]
         cls.current = hub
@@ -97,7 +102,7 @@ class Hub:
         """Stop polling; the followers are their own owners' to close."""
         if Hub.current is self:
             Hub.current = None
-        unfinished = [*self.tasks, *self._reading.values()]
+        unfinished = [*self.tasks, *([self._reading] if self._reading else [])]
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
@@ -146,6 +151,7 @@ class Hub:
             if not members and feeds.get(key) is members:
                 del feeds[key]
                 self._seen.pop(key, None)  # type: ignore[call-overload]
+                self._told.pop(key, None)  # type: ignore[call-overload]
                 self._lists.pop(key, None)
                 await self._bus.unlisten(group)
 
@@ -186,45 +192,56 @@ class Hub:
         """What the poll saw of a session; None when it was not there any more."""
         if session_id not in self._sessions:
             return
-        before = self._seen.get(session_id)
-        if state is None or before is None or before[0] != state[0]:
+        if state is None or state[0] != self._told.get(session_id):
             self._read_soon(session_id)
         if state is None:
             return
-        self._seen[session_id] = state
+        before, self._seen[session_id] = self._seen.get(session_id), state[1]
         for feed in self._sessions[session_id]:
             # What was there a poll ago and has not come since is not on its way any more.
-            if before is not None and feed.place is not None and feed.place < before[1]:
+            if before is not None and feed.place is not None and feed.place < before:
                 feed.expect_loss()
 
     def _read_soon(self, session_id: UUID) -> None:
-        if session_id in self._sessions and session_id not in self._reading:
-            task = asyncio.create_task(self._read_and_tell(session_id), name=f"snapshot {session_id}")
-            self._reading[session_id] = task
+        if session_id in self._sessions:
+            self._changed.add(session_id)
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_changed(), name="snapshots")
 
-    async def _read_and_tell(self, session_id: UUID) -> None:
+    async def _read_changed(self) -> None:
+        """Read what has changed, until nothing has changed meanwhile; one read at a time, so in order."""
         try:
-            await asyncio.sleep(_TOGETHER)
-        finally:
-            del self._reading[session_id]  # what changes from now on is read again
-        try:
-            snapshot = await in_thread(self._read, session_id)
+            while self._changed:
+                await asyncio.sleep(_TOGETHER)
+                changed, self._changed = self._changed, set()
+                snapshots = await in_thread(self._read, changed)
+                for session_id, snapshot in snapshots.items():
+                    self._tell(session_id, snapshot)
         except Exception:  # the database may be away; the poll reads again when it is back
-            logger.exception("The session %s could not be read for its followers.", session_id)
-            self._seen.pop(session_id, None)
+            logger.exception("What has changed could not be read for its followers.")
+        finally:
+            self._reading = None
+
+    def _tell(self, session_id: UUID, snapshot: Snapshot | None) -> None:
+        if session_id not in self._sessions:
             return
-        self._distribute(self._sessions.get(session_id, set()), {"kind": "snapshot", "session": snapshot})
+        if snapshot is not None:
+            self._told[session_id] = datetime.fromisoformat(snapshot["updated_at"])
+        self._distribute(self._sessions[session_id], {"kind": "snapshot", "session": snapshot})
+
+
+@Prepared
+def _states(session_ids: Any) -> QuerySet[Session, tuple[UUID, datetime, int, int | None]]:
+    latest = Run.objects.filter(session=OuterRef("pk"), position=OuterRef("last_position"))
+    found = Session.objects.filter(id__in=session_ids).annotate(
+        latest_seq=Subquery(latest.values("last_seq")[:1])
+    )
+    return found.values_list("id", "updated_at", "last_position", "latest_seq")
 
 
 def _read_states(session_ids: list[UUID]) -> dict[UUID, tuple[datetime, Place]]:
-    latest = Run.objects.filter(session=OuterRef("pk"), position=OuterRef("last_position"))
-    states: dict[UUID, tuple[datetime, Place]] = {}
-    for ids in _chunks(session_ids, 500):
-        rows = Session.objects.filter(id__in=ids).values_list(
-            "id", "updated_at", "last_position", Subquery(latest.values("last_seq")[:1])
-        )
-        states |= {row[0]: (row[1], (row[2], row[3] or 0)) for row in rows}
-    return states
+    rows = [row for ids in _chunks(session_ids, 512) for row in _states(ids)]
+    return {session_id: (at, (position, seq or 0)) for session_id, at, position, seq in rows}
 
 
 def _read_lists(user_ids: list[Any]) -> dict[Any, tuple[datetime, int]]:

@@ -45,7 +45,7 @@ class Node:
             opened.push_async_callback(bus.close)
             checkpoints = await Checkpoints.open()
             opened.push_async_callback(checkpoints.close)
-            node = cls(bus, Hub.open(bus, follow.snapshot), checkpoints)
+            node = cls(bus, Hub.open(bus, follow.snapshots), checkpoints)
             opened.push_async_callback(node.close)
             await in_thread(agents.warm_up)
             await node._begin()

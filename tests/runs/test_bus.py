@@ -1,4 +1,4 @@
-"""The bus: what is published is heard, and a layer that is away is a loss, never a fault."""
+"""The bus: what is published is heard once, and a layer that is away is a loss, never a fault."""
 
 import asyncio
 
@@ -10,22 +10,29 @@ from runs.bus import Bus
 LIMIT = 10  # seconds
 
 
-class Away(InMemoryChannelLayer):
-    """A channel layer whose server is away until ``back`` is set."""
+class Shared:
+    """A channel layer between processes, whose server may be away."""
 
-    back = False
+    def __init__(self):
+        self.away = False
+        self._layer = InMemoryChannelLayer()
 
-    async def new_channel(self, *args):
-        return await self._if_back(super().new_channel(*args))
+    def __getattr__(self, name):
+        method = getattr(self._layer, name)
 
-    async def group_send(self, *args):
-        return await self._if_back(super().group_send(*args))
+        async def call(*args):
+            if self.away:
+                raise ConnectionError("the server is away")
+            return await method(*args)
 
-    async def _if_back(self, call):
-        if not self.back:
-            call.close()
-            raise ConnectionError("the server is away")
-        return await call
+        return call if asyncio.iscoroutinefunction(method) else method
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    layer = Shared()
+    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
+    return layer
 
 
 @pytest.fixture
@@ -55,22 +62,61 @@ async def test_an_echo_arrives_and_leaves_nothing(bus):
     assert bus._handlers == {}
 
 
-async def test_line_7_a_process_that_starts_without_its_layer_hears_when_it_is_back(monkeypatch):
-    layer = Away()
-    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
-    bus = await Bus.open()
+async def test_what_is_published_here_is_heard_here_at_once(bus):
+    heard = []
+    await bus.listen("session.1", heard.append)
+    bus.publish("session.1", {"number": 1})
+    assert heard == [{"number": 1}]
+
+
+async def test_a_listener_that_fails_deafens_nobody(bus, caplog):
+    heard = []
+
+    def fail(_):
+        raise RuntimeError("a listener's fault")
+
+    await bus.listen("session.1", fail)
+    await bus.listen("session.2", heard.append)
+    bus.publish("session.1", {})
+    bus.publish("session.2", {})
+    assert heard == [{}]
+    assert "A listener of session.1 failed." in caplog.text
+
+
+async def test_every_process_hears_what_is_published_once(shared):
+    here, there = await Bus.open(), await Bus.open()
+    heard = {here: [], there: []}
+    arrived = asyncio.Event()
+    for bus in (here, there):
+        await bus.listen("session.1", heard[bus].append)
+    await there.listen("session.2", lambda _: arrived.set())
+    for number in range(3):
+        here.publish("session.1", {"number": number})
+    here.publish("session.2", {})
+    await asyncio.wait_for(arrived.wait(), LIMIT)
+    await here.echo()  # what the layer brings back to where it came from has come as well
+    assert heard == {bus: [{"number": number} for number in range(3)] for bus in (here, there)}
+    await here.close()
+    await there.close()
+    assert shared.groups == {}
+
+
+async def test_line_7_a_process_that_starts_without_its_layer_hears_when_it_is_back(shared):
+    shared.away = True
+    here, there = await Bus.open(), await Bus.open()
     heard = asyncio.Event()
-    await bus.listen("session.1", lambda _: heard.set())
+    await there.listen("session.1", lambda _: heard.set())
     with pytest.raises(ConnectionError):
-        await bus.echo()
-    layer.back = True
+        await there.echo()
+    shared.away = False
     async with asyncio.timeout(LIMIT):
         while not heard.is_set():
-            bus.publish("session.1", {})
+            here.publish("session.1", {})
             await asyncio.sleep(0.05)
-        await bus.echo()
-    await bus.close()
-    assert layer.groups == {}
+        await there.echo()
+    await here.close()
+    await there.close()
+    assert shared.groups == {}
 
 
 class Deaf(InMemoryChannelLayer):

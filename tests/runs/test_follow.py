@@ -5,12 +5,14 @@ import random
 from contextlib import aclosing
 
 import pytest
+from channels.layers import get_channel_layer
 
 from runs import operations
 from runs.database import in_thread
 from runs.errors import NotFound
 from runs.follow import Event, SessionChanged, SessionDeleted
 from tests.fakes import Hold, Round, call, numbered, say
+from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal
 
@@ -132,16 +134,36 @@ class Lossy:
         await self._layer.group_send(group, message)
 
 
-@pytest.mark.parametrize("loss", [0.5, 1.0])
-async def test_line_7_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(stage, engine, loss):
-    engine.bus._layer = Lossy(engine.bus._layer, loss)
-    stage.script.add(Round(numbered(60, delay=0.01)), say("second"))
-    following = await follow(stage, 5, runs=2)
-    first = await stage.start("first")
-    second = await stage.start("second", multitask="enqueue")
+@pytest.fixture(params=[0, 0.5, 1.0])
+def lossy_layer(request, monkeypatch):
+    layer = Lossy(get_channel_layer(), request.param)
+    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
 
-    expected = await whole_log((await terminal(first)).id, (await terminal(second)).id)
-    assert all([await one.all() == expected for one in following])
+
+async def test_line_7_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(
+    lossy_layer, stage, engine
+):
+    stage.script.add(Round(numbered(60, delay=0.01)), say("second"))
+    async with followed_from_afar(engine):
+        following = await follow(stage, 5, runs=2)
+        first = await stage.start("first")
+        second = await stage.start("second", multitask="enqueue")
+
+        expected = await whole_log((await terminal(first)).id, (await terminal(second)).id)
+        assert all([await one.all() == expected for one in following])
+
+
+async def test_line_7_followers_in_the_engines_process_need_no_channel_layer(stage, engine, monkeypatch):
+    async def refuse(*_):
+        raise ConnectionError("the layer is down")
+
+    monkeypatch.setattr(engine.bus._layer, "group_send", refuse)
+    monkeypatch.setattr(engine.hub, "poll_step", refuse)
+    stage.script.add(say("one two three"))
+    [following] = await follow(stage)
+    run_id = await stage.start()
+
+    assert await following.all() == await whole_log(run_id)
 
 
 async def test_c25_a_follower_that_does_not_read_catches_up_from_the_log(stage):

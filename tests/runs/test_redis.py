@@ -9,6 +9,7 @@ import pytest
 from runs import operations
 from runs.follow import Event
 from tests.fakes import Hold, Round, Silence, numbered, say
+from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.services import Redis, throw_away
@@ -48,33 +49,36 @@ async def test_line_7_clients_catch_up_while_redis_is_away_and_hear_again_when_i
                     if ended == 2:
                         return
 
-    following = asyncio.create_task(follow())
-    await begun.wait()
-    first = await stage.start("first")
-    await stage.script.gate("middle").reached()
+    async with followed_from_afar(stage.engine):
+        following = asyncio.create_task(follow())
+        await begun.wait()
+        first = await stage.start("first")
+        await stage.script.gate("middle").reached()
 
-    await asyncio.to_thread(own_redis.stop)
-    stage.script.gate("middle").open()
-    assert (await terminal(first)).status == "completed"
-    async with asyncio.timeout(5 * PATIENCE):
-        while not ended:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(own_redis.stop)
+        stage.script.gate("middle").open()
+        assert (await terminal(first)).status == "completed"
+        async with asyncio.timeout(5 * PATIENCE):
+            while not ended:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
-    await asyncio.to_thread(own_redis.start)
-    async with asyncio.timeout(10 * PATIENCE):
-        await stage.engine.bus.echo()
-        second = await stage.start("second")
-        await following
+        await asyncio.to_thread(own_redis.start)
+        async with asyncio.timeout(10 * PATIENCE):
+            await stage.engine.bus.echo()
+            second = await stage.start("second")
+            await following
     expected = [(run_id, event.seq) for run_id in (first, second) for event in await log_of(run_id)]
     assert seen == expected
 
 
-async def test_line_27_without_redis_a_cancel_takes_effect_with_the_heartbeat(stage, own_redis):
+async def test_line_27_without_redis_a_cancel_takes_effect_with_the_heartbeat(stage, own_redis, monkeypatch):
     stage.script.add(Round(numbered(3), Silence()))
     run_id = await stage.start()
     await stage.ledger.streamed(3)
 
     await asyncio.to_thread(own_redis.stop)
+    # What another process publishes would not arrive.
+    monkeypatch.setattr("runs.bus.publish", lambda group, message: None)
 
     assert (await stage.cancelled(run_id, 5)).status == "cancelled"
     await stage.assert_next_completes()

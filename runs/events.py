@@ -11,11 +11,11 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from runs import bus, calls
-from runs.models import Run, RunEvent
+from runs.models import Run
 from runs.states import TERMINAL_EVENT, EventType
 
 Entry: TypeAlias = tuple[EventType, dict[str, Any]]
@@ -23,12 +23,17 @@ Entry: TypeAlias = tuple[EventType, dict[str, Any]]
 # What some programs take for the end of a line, besides those that JSON escapes anyway.
 _line_ends = re.compile("[\x85\u2028\u2029]")
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+# Rows of one statement: databases bound its parameters.
+_ROWS = 1000
+
 TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
 
 
 def encode(data: Any) -> str:
     """JSON on one line, as it is stored and sent."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(data)
     return _line_ends.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if _line_ends.search(text) else text
 
 
@@ -52,6 +57,17 @@ def publish(
     )
 
 
+def insert(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Append rows ``(run, seq, type, data as JSON, at)``, all in the types of the database."""
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
+        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(some))
+        cursor.execute(
+            f"INSERT INTO runs_runevent (run_id, seq, type, data, at) VALUES {places}",  # noqa: S608 - of places
+            [value for row in some for value in row],
+        )
+
+
 def record(run: Run, entries: Iterable[Entry], at: datetime | None = None) -> None:
     """Append events to a locked run inside the current transaction; sets ``run.last_seq``, the caller saves.
 
@@ -60,17 +76,18 @@ def record(run: Run, entries: Iterable[Entry], at: datetime | None = None) -> No
     """
     now = at or timezone.now()
     first = run.last_seq + 1
-    rows = [
-        RunEvent(run_id=run.id, seq=seq, type=type, data=data, at=now)
-        for seq, (type, data) in enumerate(entries, start=first)
-    ]
-    if not rows:
+    entries = list(entries)
+    if not entries:
         return
-    RunEvent.objects.bulk_create(rows)
-    calls.project(run, [(row.type, row.data) for row in rows], now)
-    run.last_seq = rows[-1].seq
+    encoded = [(seq, type, encode(data)) for seq, (type, data) in enumerate(entries, start=first)]
+    key = run._meta.pk.get_db_prep_value(run.id, connection)
+    at_key = connection.ops.adapt_datetimefield_value(now)
+    with connection.cursor() as cursor:
+        insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
+    calls.project(run, entries, now)
+    run.last_seq += len(entries)
     run.last_event_at = now
     if run.position is not None:
-        told = [(row.type, wire(run.id, row.seq, row.type, encode(row.data), now)) for row in rows]
+        told = [(type, wire(run.id, seq, type, data, now)) for seq, type, data in encoded]
         position = run.position
         transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, told))

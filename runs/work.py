@@ -207,6 +207,8 @@ class Work:
             was_straggler = item in self._stragglers
             self._alive.discard(item)
             self._stragglers.discard(item)
+            if not self._waiting and self._on_idle is None:
+                return  # as nearly always: LangGraph has a task for each token
             tell = self._changed(stragglers=was_straggler)
         tell()
 

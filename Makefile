@@ -29,7 +29,7 @@ test: $(DEV)
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
-	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin)
+	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin/test_bounds.py)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)

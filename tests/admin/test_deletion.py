@@ -1,6 +1,7 @@
 """Deleting sessions and accounts in the admin: what is active ends first, and nothing stays but the books."""
 
 import sqlite3
+from contextlib import closing
 
 import pytest
 from django.conf import settings
@@ -23,17 +24,22 @@ from tests.fakes import Hold, Round, call, say, text
 SURE = {"confirmed": "yes", "reason": "asked to"}
 
 
-def checkpoint_rows() -> int:
-    """How many rows there are in the checkpoints, of whatever session."""
+def checkpoint_rows(session) -> int:
+    """How many rows the checkpoints have of a session."""
+    thread = str(session)
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(
-                "SELECT (SELECT count(*) FROM checkpoints) + (SELECT count(*) FROM checkpoint_writes)"
+                "SELECT (SELECT count(*) FROM checkpoints WHERE thread_id = %(thread)s)"
+                " + (SELECT count(*) FROM checkpoint_writes WHERE thread_id = %(thread)s)"
+                " + (SELECT count(*) FROM checkpoint_blobs WHERE thread_id = %(thread)s)",
+                {"thread": thread},
             )
             return cursor.fetchone()[0]
-    with sqlite3.connect(settings.CHECKPOINT_PATH) as file:
+    with closing(sqlite3.connect(settings.CHECKPOINT_PATH)) as file:
         return sum(
-            file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("checkpoints", "writes")
+            file.execute(f"SELECT count(*) FROM {table} WHERE thread_id = ?", [thread]).fetchone()[0]
+            for table in ("checkpoints", "writes")
         )
 
 
@@ -72,29 +78,27 @@ async def is_now(run, status):
 async def test_line_45_deleting_a_session_ends_its_turn_and_leaves_nothing_behind(
     engine, model, alice, console
 ):
-    before = await in_thread(checkpoint_rows)
     session = await a_turn_in_mid_answer(model, alice)
-    assert await in_thread(checkpoint_rows) > before
+    assert await in_thread(checkpoint_rows, session) > 0
     asked = await in_thread(console.get, reverse("admin:runs_session_delete", args=[session]))
     assert "of alice, 2 runs with logs and checkpoints. Cancelled first: 1 active run." in words_of(asked)
     answer = await in_thread(delete, console, "runs_session", session)
     assert "Deleted 1 session." in answer.content.decode()
     assert await in_thread(rows_left) == {}
-    assert await in_thread(checkpoint_rows) == before
+    assert await in_thread(checkpoint_rows, session) == 0
     assert engine.executions == {}
     entry = await AuditEntry.objects.aget(action="delete_session")
     assert (entry.actor, entry.target, entry.reason) == ("olivia", session, "asked to")
     totals = {total.status: total.runs async for total in DailyTotal.objects.all()}
     assert totals == {"completed": 1, "cancelled": 1}
     model.script.open_all()
-    assert await in_thread(checkpoint_rows) == before
+    assert await in_thread(checkpoint_rows, session) == 0
 
 
 async def test_line_45_deleting_a_user_ends_what_runs_and_takes_all_sessions_along(
     engine, model, alice, bob, console
 ):
-    before = await in_thread(checkpoint_rows)
-    await a_turn_in_mid_answer(model, alice)
+    session = await a_turn_in_mid_answer(model, alice)
     kept = await in_thread(a_run, bob, RunStatus.COMPLETED)
     await in_thread(tokens.create_token, alice)
     asked = await in_thread(console.get, reverse("admin:auth_user_delete", args=[alice.pk]))
@@ -103,7 +107,7 @@ async def test_line_45_deleting_a_user_ends_what_runs_and_takes_all_sessions_alo
     assert "Deleted 1 user." in answer.content.decode()
     assert not await get_user_model().objects.filter(pk=alice.pk).aexists()
     assert [str(run.id) async for run in Run.objects.all()] == [kept]
-    assert await in_thread(checkpoint_rows) == before
+    assert await in_thread(checkpoint_rows, session) == 0
     assert not await ApiToken.objects.aexists()
     entries = [(entry.action, entry.target) async for entry in AuditEntry.objects.order_by("id")]
     assert [action for action, _ in entries] == ["delete_session", "delete_user"]

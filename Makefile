@@ -11,7 +11,7 @@ RUNTIME += .venv/anthropic.installed
 endif
 DEV := .venv/dev.installed
 
-.PHONY: run cluster test test-services bench lint format lock
+.PHONY: run cluster test test-services faults bench lint format lock
 
 # Port 8000, or the one in PORT.
 run: $(RUNTIME)
@@ -30,6 +30,11 @@ test: $(DEV)
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
 	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin/test_bounds.py)
+
+# Everything breaks for a minute, or for FAULT_SECONDS, under a load of turns; then all of it is accounted for.
+faults: export FAULT_SECONDS ?= 60
+faults: $(DEV)
+	@exec $(BIN)/python -m pytest -m faults -s tests/processes/test_faults.py $(ARGS)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)

@@ -38,7 +38,8 @@ def test_the_commands_it_names_exist(name):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(re.findall(r"\bmake (run|test|bench|cluster|lock|lint)\b", README)))
+    "name",
+    sorted(set(re.findall(r"\bmake (run|test-services|test|faults|bench|cluster|lock|lint)\b", README))),
 )
 def test_the_make_targets_it_names_exist(name):
     assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import connection
@@ -80,9 +81,9 @@ async def test_line_45_deleting_a_session_ends_its_turn_and_leaves_nothing_behin
 ):
     session = await a_turn_in_mid_answer(model, alice)
     assert await in_thread(checkpoint_rows, session) > 0
-    asked = await in_thread(console.get, reverse("admin:runs_session_delete", args=[session]))
+    asked = await sync_to_async(console.get)(reverse("admin:runs_session_delete", args=[session]))
     assert "of alice, 2 runs with logs and checkpoints. Cancelled first: 1 active run." in words_of(asked)
-    answer = await in_thread(delete, console, "runs_session", session)
+    answer = await sync_to_async(delete)(console, "runs_session", session)
     assert "Deleted 1 session." in answer.content.decode()
     assert await in_thread(rows_left) == {}
     assert await in_thread(checkpoint_rows, session) == 0
@@ -101,9 +102,9 @@ async def test_line_45_deleting_a_user_ends_what_runs_and_takes_all_sessions_alo
     session = await a_turn_in_mid_answer(model, alice)
     kept = await in_thread(a_run, bob, RunStatus.COMPLETED)
     await in_thread(tokens.create_token, alice)
-    asked = await in_thread(console.get, reverse("admin:auth_user_delete", args=[alice.pk]))
+    asked = await sync_to_async(console.get)(reverse("admin:auth_user_delete", args=[alice.pk]))
     assert "1 session with all runs, logs and checkpoints" in words_of(asked)
-    answer = await in_thread(delete, console, "auth_user", alice.pk)
+    answer = await sync_to_async(delete)(console, "auth_user", alice.pk)
     assert "Deleted 1 user." in answer.content.decode()
     assert not await get_user_model().objects.filter(pk=alice.pk).aexists()
     assert [str(run.id) async for run in Run.objects.all()] == [kept]

@@ -5,6 +5,7 @@ from datetime import timedelta
 from urllib.parse import urlencode
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.contrib.auth import get_user_model
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -168,7 +169,7 @@ def test_c37_a_list_counts_no_further_than_its_bound(console, alice, monkeypatch
 
 def test_line_42_sessions_workers_cancellations_and_audit_entries_are_listed(console, alice, olivia):
     worker = a_worker(active_runs=3, stragglers=2, heartbeat_at=timezone.now() - timedelta(minutes=3))
-    run = running_run(alice, worker)
+    run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "too slow")
     long_ago = timezone.now() - timedelta(seconds=125)
     Cancellation.objects.update(accepted_at=long_ago)
@@ -255,10 +256,10 @@ async def test_line_42_the_checkpoint_is_shown_as_the_graph_has_it(engine, model
         return (await Run.objects.aget(id=run)).status == RunStatus.COMPLETED
 
     await eventually(is_over)
-    words = words_of(await in_thread(page, console, "run", run))
+    words = words_of(await sync_to_async(page)(console, "run", run))
     assert "Messages 4 Pending nothing Orphans none Sendable yes" in words
     assert "It is three." in words
-    history = words_of(await in_thread(page, console, "session", session))
+    history = words_of(await sync_to_async(page)(console, "session", session))
     assert "user" in history
     assert "It is three." in history
     assert "calls mark completed" in history

@@ -29,7 +29,7 @@ test: $(DEV)
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
-	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin/test_bounds.py)
+	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin)
 
 # Everything breaks for a minute, or for FAULT_SECONDS, under a load of turns; then all of it is accounted for.
 faults: export FAULT_SECONDS ?= 60

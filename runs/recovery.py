@@ -10,6 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
@@ -21,6 +22,10 @@ from runs.models import Cancellation, Run, Session, Worker
 from runs.states import InterruptReason, RunStatus
 
 logger = logging.getLogger(__name__)
+
+# How many runs are taken off a worker at once. It may have had a million of them, and nobody else could write
+# until all of these rows are changed.
+_TAKEN_OFF = 2000
 
 
 @dataclass
@@ -68,8 +73,23 @@ def _bury_dead_workers(swept: Swept, own: UUID | None) -> None:
         ):
             swept.runs_interrupted += lifecycle.interrupt(run_id, worker.id, InterruptReason.WORKER_LOST)
         # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
-        gone, _ = Worker.objects.filter(id=worker.id, heartbeat_at__lte=worker.heartbeat_at).delete()
-        swept.workers_lost += bool(gone)
+        silent_since = Worker.objects.filter(id=worker.id, heartbeat_at__lte=worker.heartbeat_at)
+        swept.workers_lost += remove_worker(silent_since)
+
+
+def remove_worker(chosen: QuerySet[Worker]) -> bool:
+    """Take one worker, chosen by its id and perhaps more, off the list; whether it is off.
+
+    Its ended runs are taken off it first. Where they are too many for once, the next sweep goes on.
+    """
+    with transaction.atomic():
+        ended = Run.objects.select_for_update(skip_locked=True).exclude(status=RunStatus.RUNNING)
+        some = list(ended.filter(worker__in=chosen).values_list("id", flat=True)[:_TAKEN_OFF])
+        Run.objects.filter(id__in=some).update(worker=None)
+    if len(some) == _TAKEN_OFF:
+        return False
+    gone, _ = chosen.delete()
+    return bool(gone)
 
 
 def _end_orphans(swept: Swept) -> None:

@@ -94,7 +94,7 @@ class Supervisor(Node):
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
         await self.writer.close()
-        await in_thread(Worker.objects.filter(id=self.id).delete)
+        await in_thread(recovery.remove_worker, Worker.objects.filter(id=self.id))
 
     async def _take_no_jobs(self) -> None:
         if self._queue is not None:

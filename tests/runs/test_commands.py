@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.utils import timezone
 
 from runs import admission, lifecycle, liveness
 from runs.models import Cancellation, Run, Session, Worker
@@ -49,6 +50,27 @@ def test_reconcile_runs_says_what_it_did(run, worker):
     assert second.startswith("workers lost: 0, runs interrupted: 0, ")
     run.refresh_from_db()
     assert run.status == "interrupted"
+
+
+def test_c37_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(
+    alice, run, worker, monkeypatch
+):
+    monkeypatch.setattr("runs.recovery._TAKEN_OFF", 2)
+    lifecycle.claim(run.session_id, worker.id)
+    session = Session.objects.create(owner=alice, agent="assistant")
+    ended = {"status": "completed", "finished_at": timezone.now(), "worker": worker}
+    for line in range(5):
+        Run.objects.create(session=session, agent="assistant", line=line, position=line + 1, **ended)
+    Worker.objects.update(pid=NO_PROCESS)
+
+    assert said("reconcile_runs").startswith("workers lost: 0, runs interrupted: 1, ")
+    assert Run.objects.filter(worker=worker).count() == 4
+    assert said("reconcile_runs").startswith("workers lost: 0, runs interrupted: 0, ")
+    assert said("reconcile_runs").startswith("workers lost: 0, runs interrupted: 0, ")
+    assert said("reconcile_runs").startswith("workers lost: 1, runs interrupted: 0, ")
+
+    assert not Worker.objects.exists()
+    assert Run.objects.filter(worker=None).count() == 6
 
 
 def test_reconcile_runs_leaves_living_workers_alone(run, worker):

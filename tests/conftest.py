@@ -82,24 +82,21 @@ def _few_rows():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loops_finish_closing():
-    """A connection that was closed is gone in the next round of its loop, and when the rest is sent. Where a
-    loop is closed before that, its socket would be found by the garbage collector, in some later test.
-
-    What nobody closed stays open, and is reported.
+def _loops_end_their_connections():
+    """What is connected on a loop ends with it. A client of HTTP keeps idle connections on purpose, and in a
+    test it outlives its loop; the garbage collector would find their sockets during some later test.
     """
     close = BaseSelectorEventLoop.close
 
-    def finish_and_close(loop):
+    def end_and_close(loop):
         if not loop.is_closed() and asyncio._get_running_loop() is None:
             for transport in list(loop._transports.values()):
-                if transport.is_closing():
-                    transport.abort()
-            loop.run_until_complete(asyncio.sleep(0))
+                transport.abort()
+            loop.run_until_complete(asyncio.sleep(0))  # they are gone in its next round
         close(loop)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(BaseSelectorEventLoop, "close", finish_and_close)
+        patched.setattr(BaseSelectorEventLoop, "close", end_and_close)
         yield
 
 

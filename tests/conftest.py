@@ -19,8 +19,9 @@ os.environ["ALLOWED_HOSTS"] = "127.0.0.1,localhost,testserver"
 ON_SERVICES = bool(os.environ.get("DATABASE_URL") and os.environ.get("REDIS_URL"))
 # Test processes that run side by side have a database each, in Redis as in PostgreSQL.
 _process = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
-if ON_SERVICES:
-    os.environ["REDIS_URL"] += f"?db={_process.removeprefix('gw')}"
+if ON_SERVICES:  # whoever started us may have put its own there
+    _redis_url = f"{os.environ['REDIS_URL'].partition('?')[0]}?db={_process.removeprefix('gw')}"
+    os.environ["REDIS_URL"] = _redis_url
 
 import django  # noqa: E402
 
@@ -32,10 +33,14 @@ from django.conf import settings as project_settings  # noqa: E402
 project_settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 if ON_SERVICES:
-    # What is published in Redis is heard in all its databases.
-    project_settings.CHANNEL_LAYERS["default"]["CONFIG"]["prefix"] = _process
+    # The settings were read before this file was. What is published in Redis is heard in all its databases.
+    project_settings.REDIS_URL = _redis_url
+    project_settings.CHANNEL_LAYERS["default"]["CONFIG"] |= {"hosts": [_redis_url], "prefix": _process}
     # A count that Redis does not take in time is not made; on a busy machine a test would miss it.
-    project_settings.CACHES["default"]["OPTIONS"] = {"socket_timeout": 20, "socket_connect_timeout": 20}
+    project_settings.CACHES["default"] |= {
+        "LOCATION": _redis_url,
+        "OPTIONS": {"socket_timeout": 20, "socket_connect_timeout": 20},
+    }
 
 import pytest  # noqa: E402
 from asgiref.sync import SyncToAsync  # noqa: E402

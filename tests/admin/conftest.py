@@ -2,6 +2,9 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.test import Client
 
+from runs import operators
+from runs.models import AuditEntry, Cancellation
+from tests.admin.rows import a_worker, running_run
 from tests.fakes import Marks, ScriptedModel, plain_graph, tools
 
 
@@ -32,6 +35,20 @@ def staff(transactional_db, django_user_model):
         return logged_in(user)
 
     return hire
+
+
+@pytest.fixture
+def keys(transactional_db, alice, olivia):
+    """A row of each model, as ``{model: key}``."""
+    run = running_run(alice, a_worker())
+    operators.cancel(olivia, run.id, "why")
+    return {
+        "run": run.id,
+        "session": run.session_id,
+        "worker": run.worker_id,
+        "cancellation": Cancellation.objects.get().id,
+        "auditentry": AuditEntry.objects.get().id,
+    }
 
 
 def logged_in(user):

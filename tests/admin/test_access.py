@@ -8,11 +8,10 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 
-from runs import operators
 from runs.errors import HistoryIsFinal
 from runs.models import AuditEntry, Cancellation, Run, Session, Worker
 from tests.admin.conftest import logged_in
-from tests.admin.rows import a_call, a_worker, running_run
+from tests.admin.rows import a_call
 
 # Each line is an address of the console: its name, whose key it takes, the method, and what an operator with
 # all permissions gets. Everybody else is sent to the login, but staff without permissions gets a 403.
@@ -37,20 +36,6 @@ TABLE = [
     ("run_checkpoint", "run", "POST", 403),
 ]
 TABLE = [(name, None if name.endswith(("_add", "_changelist")) else key, *rest) for name, key, *rest in TABLE]
-
-
-@pytest.fixture
-def keys(transactional_db, alice, olivia):
-    """A row of each model, as ``{model: key}``."""
-    run = running_run(alice, a_worker())
-    operators.cancel(olivia, run.id, "why")
-    return {
-        "run": run.id,
-        "session": run.session_id,
-        "worker": run.worker_id,
-        "cancellation": Cancellation.objects.get().id,
-        "auditentry": AuditEntry.objects.get().id,
-    }
 
 
 @pytest.mark.parametrize("line", TABLE, ids=[f"{method} {name}" for name, _, method, _ in TABLE])

@@ -5,25 +5,7 @@ import re
 import pytest
 from django.urls import reverse
 
-from runs import operators
-from runs.models import AuditEntry, Cancellation
-from tests.admin.rows import a_worker, running_run
-
 MODELS = ("run", "session", "worker", "cancellation", "auditentry")
-
-
-@pytest.fixture
-def keys(transactional_db, alice, olivia):
-    """A row of each model, as ``{model: key}``."""
-    run = running_run(alice, a_worker())
-    operators.cancel(olivia, run.id, "why")
-    return {
-        "run": run.id,
-        "session": run.session_id,
-        "worker": run.worker_id,
-        "cancellation": Cancellation.objects.get().id,
-        "auditentry": AuditEntry.objects.get().id,
-    }
 
 
 @pytest.mark.parametrize("also", [(), ("cancel_run", "force_cancel_run", "delete_session", "read_chats")])

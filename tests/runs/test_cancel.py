@@ -71,13 +71,7 @@ async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(
             reading.set()
             await asyncio.Event().wait()
 
-    def build():
-        graph = StateGraph(MessagesState)
-        graph.add_node("node", node)
-        graph.add_edge(START, "node")
-        return graph
-
-    serve(build)
+    serve(lambda: StateGraph(MessagesState).add_node("node", node).add_edge(START, "node"))
     run_id = await stage.start()
     await reading.wait()
 
@@ -114,13 +108,7 @@ async def test_line_15_a_client_that_swallows_the_cancel_is_stopped_at_its_next_
     async def node(state):
         return {"messages": [await Deaf().ainvoke(state["messages"])]}
 
-    def build():
-        graph = StateGraph(MessagesState)
-        graph.add_node("node", node)
-        graph.add_edge(START, "node")
-        return graph
-
-    serve(build)
+    serve(lambda: StateGraph(MessagesState).add_node("node", node).add_edge(START, "node"))
     run_id = await stage.start()
     await event(run_id, "message.delta")
 

@@ -52,7 +52,6 @@ class Sample:
     cpu: dict[str, float]  # cores in use, by kind of process
     commits: float  # of PostgreSQL, per second
     commands: float  # of Redis, per second
-    memory: dict[str, float]  # MiB resident of the processes of a kind, at the end
     connections: int  # to PostgreSQL, at the end
 
 
@@ -85,13 +84,13 @@ class Meter:
                 {kind: (cpu_then[kind] - cpu[kind]) / seconds for kind in KINDS},
                 (commits_then - commits) / seconds,
                 (commands_then - commands) / seconds,
-                {
-                    kind: sum(process.memory_info().rss for process in self._processes(kind)) / 2**20
-                    for kind in ("web", "worker")
-                },
                 connections,
             )
         )
+
+    def memory(self, kind):
+        """Bytes resident of all processes of a kind."""
+        return sum(process.memory_info().rss for process in self._processes(kind))
 
     def _processes(self, kind):
         match kind:
@@ -225,11 +224,11 @@ async def _measured(cluster, meter, sizes):
             await _paced(one, sizes.seconds)
     say(f"  {sizes.followers} followers of one turn: {_cores(followed[0])}")
     async with clients(cluster) as some:
-        async with meter.sample() as without:
-            await asyncio.sleep(1)
+        memory = meter.memory("web")
         await some.converse(sizes.idle)
         async with meter.sample() as idle:
             await asyncio.sleep(sizes.rest)
+        grown = meter.memory("web") - memory
     say(f"  {sizes.idle} idle sockets: {_cores(idle[0])}")
     return {
         "rest": levels[0],
@@ -239,7 +238,7 @@ async def _measured(cluster, meter, sizes):
         "commands": slope({n: level.commands for n, level in levels.items()}),
         "follower": slope({0: alone[0].cpu["web"], sizes.followers: followed[0].cpu["web"]}),
         "idle": slope({0: levels[0].cpu["web"], sizes.idle: idle[0].cpu["web"]}),
-        "idle_kib": (idle[0].memory["web"] - without[0].memory["web"]) * 1024 / sizes.idle,
+        "idle_kib": grown / 1024 / sizes.idle,
         "connections": max(level.connections for level in levels.values()),
     }
 

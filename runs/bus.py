@@ -68,7 +68,9 @@ class Bus:
             if not await self._quietly(self._layer.group_discard(group, self._channel)):
                 break
         if self._operations:
-            await asyncio.wait(self._operations, timeout=_PATIENCE)
+            _, unfinished = await asyncio.wait(self._operations, timeout=_PATIENCE)
+            for operation in unfinished:
+                operation.cancel()
 
     def publish(self, group: str, message: Message) -> None:
         """Tell everyone who listens to ``group``, here and elsewhere; from any thread, without blocking."""

@@ -17,6 +17,18 @@ INSTRUCTIONS = [
     (found[1], found[2].split())
     for found in re.finditer(r"^([A-Z]+) (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
 ]
+# A look at a page and at what it is made of.
+VISIT = """
+import re
+from django.test import Client
+
+client = Client(headers={"host": "localhost"})
+page = client.get("/login/")
+addresses = re.findall('(?:href|src)="(/static/[^"]+)"', page.content.decode())
+assert page.status_code == 200 and addresses
+for address in addresses:
+    assert client.get(address).status_code == 200, address
+"""
 
 
 def words_of(instruction):
@@ -43,8 +55,8 @@ def test_what_the_image_copies_is_all_that_its_processes_need(tmp_path):
         "SECRET_KEY": "only for a look at what was copied, and long enough to be taken",
         "ALLOWED_HOSTS": "localhost",
     }
-    for command in ("check", "migrate"):
-        subprocess.run([sys.executable, "manage.py", command], cwd=tmp_path, env=environment, check=True)
+    for command in (["check"], ["migrate"], ["shell", "-c", VISIT]):
+        subprocess.run([sys.executable, "manage.py", *command], cwd=tmp_path, env=environment, check=True)
 
 
 def test_what_the_image_copies_is_sent_to_its_build():

@@ -40,14 +40,14 @@ def claimed(alice):
 
 
 def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
-    logs = claimed(6)
+    logs = claimed(12)  # two of each kind of growth, of which each is one statement
     before = {log.run_id: Run.objects.get(id=log.run_id).last_seq for log in logs}
     parts = [
         writer._Part(log, [], Counter(open_output_tokens=n % 2), [], [DELTA] * (1 + n % 3))
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
-        assert writer._commit(parts, False) == [writer.Written.COMMITTED] * 6
+        assert writer._commit(parts, False) == [writer.Written.COMMITTED] * 12
     for n, log in enumerate(logs):
         run = Run.objects.get(id=log.run_id)
         assert run.last_seq == before[run.id] + 1 + n % 3
@@ -56,6 +56,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
             *range(1, run.last_seq + 1)
         ]
     assert sum(query["sql"].startswith("INSERT") for query in queries) == 1
+    assert sum(query["sql"].startswith("UPDATE") for query in queries) == 6
 
 
 def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from tests.benchmarks.agents import order
+from tests.benchmarks.cluster import stops_across_processes
 from tests.benchmarks.figures import Batch, Figure, compared, percentile
 from tests.benchmarks.product import Product
 from tests.benchmarks.raw import RawLangGraph
@@ -21,6 +22,7 @@ from tests.provider import RemoteProvider, Round, Silence, numbered, text
 # The aims; a figure that has none only informs.
 THROUGHPUT_AIM = 0.75  # of raw tokens per second, with many runs
 STOP_AIM = 20.0  # milliseconds, the median
+STOP_ACROSS_AIM = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,19 +194,15 @@ async def stop(bench: Bench) -> list[Figure]:
                 sent = await conversation.cancelled_turn("Speak.", after)
                 taken.append((await _closed_at(bench.provider, number) - sent) * 1000)
         del taken[0]  # it warmed up
-        middle = percentile(taken, 50)
-        figures += [
-            Figure(
-                "stop",
-                f"{kind}, median",
-                "ms",
-                product=middle,
-                aim=f"<= {STOP_AIM:g} ms",
-                met=middle <= STOP_AIM,
-            ),
-            Figure("stop", f"{kind}, 95th percentile", "ms", product=percentile(taken, 95)),
-        ]
+        figures += _stops("stop", kind, taken, STOP_AIM)
     return figures
+
+
+async def stop_across(bench: Bench) -> list[Figure]:
+    """The same from one web process to a worker that another web process gave the turn."""
+    taken = await stops_across_processes(bench.provider, bench.sizes.stops + 1)
+    del taken[0]  # it warmed up
+    return _stops("stop_across", "across processes", [seconds * 1000 for seconds in taken], STOP_ACROSS_AIM)
 
 
 async def growth(bench: Bench) -> list[Figure]:
@@ -244,6 +242,7 @@ MEASURES: dict[str, Measure] = {
     "pace": pace,
     "http": http_throughput,
     "stop": stop,
+    "stop_across": stop_across,
     "growth": growth,
 }
 
@@ -268,6 +267,15 @@ def _rows(measure: str, name: str, pairs: list[tuple[Batch, Batch]]) -> list[Fig
     return [
         Figure(measure, f"text rows, {name}", "rows/token", product=deltas / tokens),
         Figure(measure, f"all rows, {name}", "rows/token", product=rows / tokens),
+    ]
+
+
+def _stops(measure: str, kind: str, taken: list[float], aim: float) -> list[Figure]:
+    """The figures of stops that took so many milliseconds."""
+    middle = percentile(taken, 50)
+    return [
+        Figure(measure, f"{kind}, median", "ms", product=middle, aim=f"<= {aim:g} ms", met=middle <= aim),
+        Figure(measure, f"{kind}, 95th percentile", "ms", product=percentile(taken, 95)),
     ]
 
 

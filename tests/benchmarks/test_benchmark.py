@@ -69,9 +69,10 @@ class TestQuickMode:
         assert figures["median from due to arrival"]["product"] > 0
 
     def test_a_stop_reaches_the_provider_after_it_was_sent(self, told):
-        figures = figures_of(told, "stop")
-        assert len(figures) == 4
-        assert all(0 < figure["product"] < 10_000 for figure in figures.values())
+        for measure, number in (("stop", 4), ("stop_across", 2)):
+            figures = figures_of(told, measure)
+            assert len(figures) == number
+            assert all(0 < figure["product"] < 10_000 for figure in figures.values())
 
     def test_a_growing_session_is_timed_and_weighed(self, told):
         figures = figures_of(told, "growth")

@@ -54,12 +54,21 @@ def key():
 
 
 def begin(cluster, key, *rounds):
-    """A new session, and in it a turn that has come to the gate of its key."""
+    """A new session, and in it a turn that has come to the gate of its key, its words so far in its log."""
+    words = not rounds
     cluster.provider.add(*(rounds or (Round(numbered(5), Hold(key), text(" end")),)), marker=key)
     session = cluster.open_session()
     run = cluster.start_turn(session, f"Go {key}")
     cluster.until(lambda: cluster.provider.gate(key)["arrivals"], "the turn's arrival at its gate")
+    if words:  # what the provider has sent is still on its way
+        cluster.until(lambda: told(cluster, run).endswith("w5"), "the turn's words in its log")
     return session, run
+
+
+def told(cluster, run):
+    """The words of a turn that are in its log."""
+    events = cluster.events(run)
+    return "".join(event["data"]["text"] for event in events if event["type"] == "message.delta")
 
 
 def check_next(cluster, session, key):

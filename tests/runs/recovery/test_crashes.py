@@ -1,0 +1,247 @@
+"""What a crash leaves behind, and what the next server makes of it."""
+
+import pytest
+
+from runs import lifecycle, operations
+from runs.database import in_thread
+from runs.errors import NotInterrupted
+from runs.models import Cancellation, Session, Worker
+from runs.worker import Supervisor
+from tests.fakes import Failure, Hold, Round, call, numbered, say
+from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snapshot, told
+from tests.runs.waiting import event, log_of, status, terminal, until
+
+
+async def test_line_36_the_next_server_ends_what_the_dead_one_executed(stage, servers):
+    words = " ".join(f"w{n}" for n in range(1, 31))
+    run_id = await cut_in_answer(stage, words)
+
+    await servers.restart()
+
+    ended = await interrupted(run_id)
+    log = await log_of(run_id)
+    assert [e.seq for e in log] == list(range(1, len(log) + 1))
+    assert (log[-1].type, log[-1].data["reason"]) == ("run.interrupted", "worker_lost")
+    shown = await snapshot(stage)
+    assert (shown["status"], shown["active_run"], shown["cancellation_pending"]) == (
+        "interrupted",
+        None,
+        False,
+    )
+    assert ended.llm_calls == 1
+    assert ended.tokens_estimated is True
+    assert 15 <= ended.output_tokens <= 60
+    assert [m["text"] for m in await stage.history()] == ["go", words]
+    assert await in_thread(Worker.objects.count) == 1
+
+
+async def test_line_37_resume_goes_on_from_the_checkpoint(stage, servers):
+    stage.script.add(call("mark", x="once"))
+    run_id = await cut_in_answer(stage)
+    await servers.restart()
+    await interrupted(run_id)
+    stage.script.clear()
+    stage.script.add(say("The whole answer."))
+
+    ended = await resumed(stage, run_id)
+
+    assert ended.status == "completed", ended.error_message
+    assert stage.marks.read() == ["once"]
+    history = await stage.history()
+    assert [m["text"] for m in history if m["role"] == "user"] == ["go"]
+    assert "w1" not in str(history)
+    assert history[-1]["text"] == "The whole answer."
+    assert [c["result"] for c in history[1]["tool_calls"]] == ["marked once"]
+    assert "w1" not in str(stage.provider.calls[-1].messages)
+    assert await in_thread(told, run_id) == "w1 w2 w3 w4 w5"
+    await stage.assert_sendable()
+    await stage.assert_next_completes()
+
+
+async def test_line_37_dismiss_closes_the_turn_and_keeps_what_was_said(stage, servers):
+    run_id = await cut_in_answer(stage)
+    await servers.restart()
+    await interrupted(run_id)
+
+    dismissed = await in_thread(operations.dismiss, stage.owner, run_id)
+
+    assert dismissed["resolution"] == "dismissed"
+    assert (await snapshot(stage))["status"] == "idle"
+    with pytest.raises(NotInterrupted):
+        await in_thread(operations.resume, stage.owner, run_id)
+    await stage.assert_next_completes()
+    said = [(m["role"], m["content"]) for m in stage.provider.calls[-1].messages]
+    assert said == [("user", "go"), ("assistant", "w1 w2 w3 w4 w5"), ("user", "and now?")]
+    await stage.assert_sendable()
+
+
+@pytest.mark.parametrize("words", [None, "other words"], ids=["as it was", "edited"])
+@pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "interrupted"])
+async def test_line_37_retry_goes_back_to_before_the_users_message(stage, servers, ending, words):
+    stage.script.add(say("Long ago."))
+    await terminal(await stage.start("first"))
+    stage.script.add(call("mark", x="1"))
+    if ending == "completed":
+        stage.script.add(say("Old answer."))
+        run_id = await stage.start()
+    elif ending == "failed":
+        stage.script.add(Round(Failure(500, "no")))
+        run_id = await stage.start()
+    else:
+        run_id = await cut_in_answer(stage)
+        await (stage.cancelled(run_id) if ending == "cancelled" else servers.restart())
+    assert (await terminal(run_id)).status == ending
+    log = await log_of(run_id)
+    stage.script.clear()
+    stage.script.add(say("New answer."))
+
+    retried = await in_thread(operations.retry, stage.owner, run_id, words)
+
+    assert retried["retries"] == str(run_id)
+    ended = await terminal(retried["id"])
+    assert ended.status == "completed", ended.error_message
+    asked = words or "go"
+    said = [m["content"] for m in stage.provider.calls[-1].messages]
+    assert said == ["first", "Long ago.", asked]
+    assert [m["text"] for m in await stage.history()] == ["first", "Long ago.", asked, "New answer."]
+    assert [e.id for e in await log_of(run_id)] == [e.id for e in log]
+    assert (await stage.run(run_id)).resolution == "retried"
+    await stage.assert_sendable()
+    await stage.assert_next_completes()
+
+
+async def test_c07_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pending(
+    stage, servers, settings
+):
+    settings.RUNS_CANCEL_GRACE = 60
+    stage.script.add(call("hang"))
+    run_id = await stage.start()
+    await event(run_id, "tool.started")
+    accepted = await stage.cancel(run_id)
+    assert (await snapshot(stage))["cancellation_pending"] is True
+
+    await servers.restart()
+
+    assert (await terminal(run_id)).status == "cancelled"
+    settled = await in_thread(lambda: Cancellation.objects.get(id=accepted["id"]))
+    assert settled.outcome == "reconciled"
+    shown = await snapshot(stage)
+    assert (shown["cancellation_pending"], shown["cancellation_revision"]) == (False, 2)
+    assert (await stage.cancel(run_id))["id"] == accepted["id"]
+    await stage.assert_next_completes()
+    await stage.assert_sendable()
+
+
+async def test_c07_stop_of_a_turn_that_died_is_a_success(stage, servers):
+    run_id = await cut_in_answer(stage)
+    await servers.crash()  # and nobody has swept yet
+
+    answer = await stage.cancel(run_id)
+
+    assert answer["outcome"] == "reconciled"
+    assert (await stage.run(run_id)).status == "cancelled"
+    await servers.start()
+    await stage.assert_next_completes()
+
+
+async def test_line_36_a_turn_that_died_before_its_first_step_keeps_its_message(stage, servers):
+    await servers.crash()
+    run_id = await stage.start("hello")  # admitted, and nobody is there
+
+    await servers.start()
+
+    assert (await terminal(run_id)).status == "completed"
+    assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
+
+
+async def test_line_36_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage, servers):
+    supervisor = await in_thread(Worker.objects.get)
+    await servers.crash()
+    run_id = await stage.start("hello")
+    await in_thread(lambda: lifecycle.claim(Session.objects.get().id, supervisor.id))
+    await servers.start()
+    await interrupted(run_id)
+    assert [m["text"] for m in await stage.history()] == ["hello"]
+
+    ended = await resumed(stage, run_id)
+
+    assert ended.status == "completed", ended.error_message
+    assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
+    await stage.assert_sendable()
+
+
+async def test_a_question_outlives_the_server_that_asked_it(stage, servers):
+    stage.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await stage.start()
+    waiting = await status(run_id, "waiting")
+
+    await servers.restart()
+    await Supervisor.current.beat()
+
+    assert (await stage.run(run_id)).status == "waiting"
+    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+    assert (await terminal(run_id)).status == "completed"
+    assert stage.marks.read() == ["answered Yes"]
+
+
+async def test_an_answer_that_nobody_took_is_taken_by_the_next_server(stage, servers):
+    stage.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await stage.start()
+    waiting = await status(run_id, "waiting")
+    await servers.crash()
+    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+
+    await servers.start()
+
+    assert (await terminal(run_id)).status == "completed"
+    assert stage.marks.read() == ["answered Yes"]
+
+
+async def test_an_answered_run_that_crashed_is_not_asked_again_when_it_is_resumed(stage, servers):
+    stage.script.add(call("ask", question="Really?"))
+    run_id = await stage.start()
+    waiting = await status(run_id, "waiting")
+    stage.script.add(Round(numbered(3), Hold("after"), numbered(2)))
+    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+    await until(lambda: told(run_id) == "w1 w2 w3")
+    await servers.restart()
+    await interrupted(run_id)
+    stage.script.clear()
+    stage.script.add(say("Then so be it."))
+
+    ended = await resumed(stage, run_id)
+
+    assert ended.status == "completed", ended.error_message
+    assert stage.marks.read() == ["answered Yes"]
+    await stage.assert_sendable()
+
+
+async def test_the_queue_waits_for_a_decision_and_keeps_its_order(stage, servers):
+    run_id = await cut_in_answer(stage)
+    queued = [await stage.start(f"queued {n}", multitask="enqueue") for n in range(3)]
+    await servers.restart()
+    await interrupted(run_id)
+    await Supervisor.current.beat()
+    assert [(await stage.run(one)).status for one in queued] == ["queued"] * 3
+    stage.script.clear()
+
+    resumption = await resumed(stage, run_id)
+
+    ends = [await terminal(one) for one in queued]
+    assert [one.status for one in [resumption, *ends]] == ["completed"] * 4
+    positions = [one.position for one in [resumption, *ends]]
+    assert positions == sorted(positions)
+    said = [m["text"] for m in await stage.history() if m["role"] == "user"]
+    assert said == ["go", "queued 0", "queued 1", "queued 2"]
+
+
+async def test_c08_a_key_gives_its_run_after_a_restart_too(stage, servers):
+    stage.script.add(call("mark", x="once"), say("Done."))
+    run_id = await stage.start("go", key="k")
+    await terminal(run_id)
+
+    await servers.restart()
+
+    assert await stage.start("go", key="k") == run_id
+    assert stage.marks.read() == ["once"]
+    assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["go"]

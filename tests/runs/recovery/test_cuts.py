@@ -1,0 +1,286 @@
+"""A crash between any two writes of a turn; log and checkpoints of different age.
+
+``EVERY_CUT=1`` crashes behind every checkpoint write of a turn instead of every second one.
+"""
+
+import asyncio
+import os
+import sqlite3
+
+import psycopg
+import pytest
+from django.db import InterfaceError, OperationalError
+from psycopg_pool import PoolTimeout
+
+from runs import agents, operations, turns
+from runs.checkpoints import FencedSaver
+from runs.database import in_thread
+from runs.errors import NotInterrupted
+from runs.models import Run
+from runs.node import process_checkpoints
+from runs.worker import Supervisor
+from runs.writer import RunLog
+from tests.fakes import SHAPES, Hold, Round, call, calls, say, text
+from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snapshot
+from tests.runs.stage import open_stage
+from tests.runs.waiting import event, log_of, terminal
+
+
+class Cut:
+    """Stops an execution right behind the n-th of its checkpoint writes; with 0, before the first."""
+
+    def __init__(self, monkeypatch, number):
+        self.reached = asyncio.Event()
+        self._left = number
+        write = FencedSaver._write
+
+        async def counted(saver, operation):
+            written = await write(saver, operation) if number else None
+            self._left -= 1
+            if self._left > 0 or self.reached.is_set():
+                return written
+            self.reached.set()
+            return await asyncio.Event().wait()
+
+        monkeypatch.setattr(FencedSaver, "_write", counted)
+
+    async def comes(self, run_id):
+        """Whether the execution is cut before it ends."""
+        ended = asyncio.create_task(terminal(run_id, 20))
+        reached = asyncio.create_task(self.reached.wait())
+        await asyncio.wait({ended, reached}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        reached.cancel()
+        return self.reached.is_set()
+
+
+@pytest.mark.parametrize("shape", ["fan_out", "plain"])
+async def test_line_33_a_crash_between_any_two_steps_loses_and_repeats_nothing(
+    servers, alice, serve, tmp_path, monkeypatch, shape
+):
+    async with open_stage(
+        alice, serve, tmp_path / "marks", build=SHAPES[shape], strict_user_after_tool=True
+    ) as stage:
+        number = 0
+        while await survives_cut(stage, servers, monkeypatch, number):
+            number += 1 if "EVERY_CUT" in os.environ else 2
+        assert number > 6
+
+
+async def survives_cut(stage, servers, monkeypatch, number):
+    """A turn of three tool calls, a crash at this cut, and its resumption; False if it has fewer cuts."""
+    marks = [f"{number}.{n}" for n in range(3)]
+
+    def respond(messages):
+        results = sum(message["role"] == "tool" for message in messages)
+        if results == 0:
+            return call("mark", x=marks[0])
+        if results == 1:
+            return calls(("mark", {"x": marks[1]}), ("mark", {"x": marks[2]}))
+        return say("Done.")
+
+    await stage.open_session()
+    stage.script.respond = respond
+    llm_calls = len(stage.provider.calls)
+    with monkeypatch.context() as patched:
+        cut = Cut(patched, number)
+        run_id = await stage.start("go")
+        if not await cut.comes(run_id):
+            return False
+        for execution in Supervisor.current.executions.values():
+            await execution._log.flush()
+        await servers.crash()
+    await servers.start()
+    await interrupted(run_id)
+    saved = await results(stage)
+
+    resumption = await resumed(stage, run_id)
+
+    assert resumption.status == "completed", (number, resumption.error_message)
+    for mark in marks:
+        assert 1 <= stage.marks.count(mark) <= (1 if mark in saved else 2), (number, saved)
+    history = await stage.history()
+    assert [m["text"] for m in history if m["role"] == "user"] == ["go"]
+    assert history[-1]["text"] == "Done."
+    assert [c["result"] for m in history for c in m["tool_calls"]] == [f"marked {x}" for x in marks]
+    counted = sum(
+        run.llm_calls for run in await in_thread(lambda: list(Run.objects.filter(session=stage.session)))
+    )
+    # The last one may have begun in the moment of the crash, too late for the books.
+    assert counted <= len(stage.provider.calls) - llm_calls <= counted + 1
+    await stage.assert_sendable()
+    stage.script.respond = None
+    await stage.assert_next_completes()
+    return True
+
+
+async def results(stage):
+    """What the tools of the session marked, as far as the checkpoint holds it."""
+    graph = agents.load("assistant").graph_on(Supervisor.current.checkpoints.reader())
+    found = await graph.aget_state({"configurable": {"thread_id": stage.session}})
+    return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
+
+
+async def test_line_32_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(stage, servers):
+    stage.script.add(call("slow_async", seconds=60))
+    run_id = await stage.start()
+    await event(run_id, "tool.started")
+    await servers.restart()
+    await interrupted(run_id)
+
+    await in_thread(operations.dismiss, stage.owner, run_id)
+
+    before = await stage.history()
+    assert before[-1]["text"] == "(The turn was interrupted before an answer was given.)"
+    await stage.assert_next_completes()
+    after = await stage.history()
+    assert [(m["id"], m["role"], m["text"], m["status"], m["run"]) for m in after[: len(before)]] == [
+        (m["id"], m["role"], m["text"], m["status"], m["run"]) for m in before
+    ]
+
+
+async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, servers, monkeypatch):
+    stage.script.add(say("There it is."))
+    load, away = turns.load, [OperationalError("the server closed the connection"), InterfaceError("closed")]
+
+    def load_in_the_end(run_id):
+        if away:
+            raise away.pop()
+        return load(run_id)
+
+    monkeypatch.setattr(turns, "load", load_in_the_end)
+
+    assert (await terminal(await stage.start())).status == "completed"
+    assert not away
+
+
+async def test_a_database_that_is_away_while_the_history_is_brought_into_order_is_waited_for(
+    stage, servers, monkeypatch
+):
+    """The checkpoints raise what the driver of their database raises."""
+    await cut_in_answer(stage)
+    await servers.restart()
+    repair = turns.repair
+    away = [PoolTimeout("none"), psycopg.OperationalError("ended"), sqlite3.OperationalError("locked")]
+
+    async def repair_in_the_end(*args, **options):
+        if away:
+            raise away.pop()
+        return await repair(*args, **options)
+
+    monkeypatch.setattr(turns, "repair", repair_in_the_end)
+
+    await stage.assert_next_completes()
+    assert not away
+
+
+@pytest.mark.parametrize("last", [None, "tool.started"])
+@pytest.mark.parametrize("decision", ["resume", "dismiss"])
+async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch, last, decision):
+    """The log is written after the fact: the last moments before a crash may be in the checkpoint alone."""
+    stage.script.add(call("mark", x="1"), Round(Hold("second"), text("Never said.")))
+    emit, count = RunLog.emit, RunLog.count
+    logged = []
+
+    def is_lost():
+        return last is None or last in logged
+
+    def emit_until(log, type, data):
+        if not is_lost():
+            logged.append(type)
+            emit(log, type, data)
+
+    def count_until(log, **deltas):
+        if not is_lost() or deltas == {"tool_calls": 1}:  # counted right behind its event
+            count(log, **deltas)
+
+    monkeypatch.setattr(RunLog, "emit", emit_until)
+    monkeypatch.setattr(RunLog, "count", count_until if last else lambda log, **deltas: None)
+    run_id = await stage.start()
+    await stage.script.gate("second").reached()
+    for execution in Supervisor.current.executions.values():
+        await execution._log.flush()
+    await servers.crash()
+    monkeypatch.undo()
+    assert [e.type for e in await log_of(run_id)][-1] == (last or "run.started")
+    await servers.start()
+    await interrupted(run_id)
+    stage.script.clear()
+
+    if decision == "resume":
+        ended = await resumed(stage, run_id)
+        assert ended.status == "completed", ended.error_message
+        assert "tool.completed" in [e.type for e in await log_of(ended.id)]
+    else:
+        await in_thread(operations.dismiss, stage.owner, run_id)
+        await stage.assert_next_completes()
+
+    assert stage.marks.read() == ["1"]
+    history = await stage.history()
+    assert [m["text"] for m in history][:2] == ["go", ""]
+    [told] = history[1]["tool_calls"]
+    assert (told["status"], told["result"], told["effect"]) == ("completed", "marked 1", "done")
+    if decision == "resume":
+        assert [m["text"] for m in history] == ["go", "", "All right."]
+        assert (await snapshot(stage))["statistics"]["tool_calls"] == 1
+        await stage.assert_sendable()
+        await stage.assert_next_completes()
+
+
+@pytest.mark.parametrize("decision", ["resume", "retry", "dismiss"])
+async def test_a_checkpoint_older_than_the_log(stage, servers, decision):
+    """The checkpoints were lost: the turns that were not in order yet come back from the log."""
+    stage.script.add(call("mark", x="1"))
+    run_id = await cut_in_answer(stage)
+    await servers.crash()
+    async with process_checkpoints() as checkpoints:
+        await checkpoints.delete([stage.session])
+    await servers.start()
+    await interrupted(run_id)
+    stage.script.clear()
+
+    if decision == "dismiss":
+        await in_thread(operations.dismiss, stage.owner, run_id)
+    else:
+        admitted = await in_thread(getattr(operations, decision), stage.owner, run_id)
+        assert (await terminal(admitted["id"])).status == "completed"
+
+    await stage.assert_next_completes()
+    said = [m["content"] for m in stage.provider.calls[-1].messages if m["role"] == "user"]
+    assert said == ["go", "and now?"]
+    if decision == "dismiss":
+        assert "w1 w2 w3 w4 w5" in str(stage.provider.calls[-1].messages)
+        assert "marked 1" in str(stage.provider.calls[-1].messages)
+    await stage.assert_sendable()
+
+
+@pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])
+async def test_line_37_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
+    """What was queued behind the lost run and cancelled there ended later, but has not taken its place."""
+    run_id = await cut_in_answer(stage)
+    queued = await stage.start("never mind", multitask="enqueue")
+    await servers.crash()
+    await servers.start()
+    await interrupted(run_id)
+    stage.script.clear()
+
+    assert (await stage.cancel(queued))["outcome"] == "cancelled"
+
+    assert (await snapshot(stage))["status"] == "interrupted"
+    with pytest.raises(NotInterrupted):
+        await in_thread(operations.retry, stage.owner, queued)
+    if decision == "dismiss":
+        await in_thread(operations.dismiss, stage.owner, run_id)
+    elif decision == "message":
+        await stage.assert_next_completes("something else")
+    else:
+        following = await in_thread(getattr(operations, decision), stage.owner, run_id)
+        assert (await terminal(following["id"])).status == "completed"
+    assert (await snapshot(stage))["status"] == "idle"
+    await stage.assert_next_completes()
+    await stage.assert_sendable()
+    history = [m["text"] for m in await stage.history() if m["role"] == "user"]
+    begun = {"retry": ["never mind", "go"], "message": ["go", "never mind", "something else"]}
+    assert history == [*begun.get(decision, ["go", "never mind"]), "and now?"]
+    asked = [m["content"] for m in stage.provider.calls[-1].messages if m["role"] == "user"]
+    assert asked == history

@@ -1,0 +1,191 @@
+"""What goes on by itself after an interruption, how often, and when two look at once."""
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from runs import agents, recovery
+from runs.database import in_thread
+from runs.models import Run, ToolCall
+from runs.worker import Supervisor
+from tests.fakes import Hold, Round, call, numbered, say
+from tests.runs.recovery.steps import (
+    cut_in_answer,
+    gone_on_with,
+    interrupted,
+    opening,
+    resumed,
+    snapshot,
+    told,
+)
+from tests.runs.waiting import event, log_of, terminal, until
+
+
+async def test_line_39_an_answer_that_was_cut_goes_on_by_itself(servers, alice, serve, tmp_path, release):
+    async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
+        stage.script.add(call("mark", x="once"))
+        run_id = await cut_in_answer(stage)
+        stage.script.clear()
+        stage.script.add(say("The whole answer."))
+
+        await servers.restart()
+
+        following = await terminal((await gone_on_with(run_id)).id)
+        assert following.status == "completed", following.error_message
+        assert (following.automatic_resumes, following.requested_by_id) == (1, alice.pk)
+        assert (await stage.run(run_id)).resolution == "resumed"
+        assert stage.marks.read() == ["once"]
+        assert (await stage.history())[-1]["text"] == "The whole answer."
+
+
+async def test_line_39_at_most_so_many_times_in_a_row(servers, alice, serve, tmp_path, release, settings):
+    settings.RUNS_MAX_RESUMES = 2
+    async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
+        run_id = await cut_in_answer(stage, name="cut 0")
+        for n in (1, 2):
+            stage.script.add(Round(numbered(5), Hold(f"cut {n}")))
+            await servers.restart()
+            run_id = (await gone_on_with(run_id)).id
+            await until(lambda run_id=run_id: told(run_id) == "w1 w2 w3 w4 w5")
+
+        await servers.restart()
+
+        left = await interrupted(run_id)
+        assert (left.automatic_resumes, left.resolution) == (2, None)
+        await Supervisor.current.beat()
+        assert (await snapshot(stage))["status"] == "interrupted"
+        assert await in_thread(Run.objects.count) == 3
+        by_hand = await resumed(stage, run_id)
+        assert (by_hand.status, by_hand.automatic_resumes) == ("completed", 0)
+
+
+@pytest.mark.parametrize("idempotent", [False, True], ids=["unknown effect", "idempotent"])
+async def test_line_39_a_tool_that_may_have_worked_runs_again_only_if_it_may(
+    servers, alice, serve, tmp_path, release, idempotent
+):
+    harmless = frozenset({"slow_async"}) if idempotent else frozenset()
+    policy = {"on_interrupt": "resume", "idempotent_tools": harmless}
+    async with opening(alice, serve, tmp_path, release, **policy) as stage:
+        stage.script.add(call("slow_async", seconds=1))
+        run_id = await stage.start()
+        await event(run_id, "tool.started")
+        assert (await in_thread(ToolCall.objects.get)).effect is None
+
+        await servers.restart()
+
+        await interrupted(run_id)
+        await Supervisor.current.beat()
+        started = stage.marks.count("slow_async started")
+        if idempotent:
+            assert (await terminal((await gone_on_with(run_id)).id)).status == "completed"
+            assert stage.marks.count("slow_async started") == 2
+        else:
+            assert (started, await in_thread(Run.objects.count)) == (1, 1)
+            assert (await snapshot(stage))["status"] == "interrupted"
+
+
+async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worked(
+    servers, alice, serve, tmp_path, release, monkeypatch
+):
+    async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
+        stage.script.add(call("slow_async", seconds=60))
+
+        async def step(writer):
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr("runs.writer.EventWriter.step", step)
+        run_id = await stage.start()
+        await stage.marks.seen("slow_async started")
+        await servers.crash()
+        monkeypatch.undo()
+        assert await in_thread(ToolCall.objects.count) == 0
+
+        await servers.start()
+        await interrupted(run_id)
+        await Supervisor.current.beat()
+
+        assert await in_thread(Run.objects.count) == 1
+        assert stage.marks.count("slow_async started") == 1
+
+
+async def test_line_41_what_was_drained_between_two_steps_goes_on_on_the_next_server(
+    servers, alice, serve, tmp_path, release
+):
+    async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
+        stage.script.add(Round(numbered(3), Hold("cut"), call("mark", x="1").steps))
+        run_id = await stage.start()
+        await stage.script.gate("cut").reached()
+        leaving = asyncio.create_task(servers.leave(5))
+        await until(lambda: Supervisor.current.leaving)
+        stage.script.gate("cut").open()
+        await leaving
+        ended = await interrupted(run_id)
+        assert (await in_thread(ToolCall.objects.get)).effect == "none"
+        assert stage.marks.read() == []
+        assert [e.data["reason"] for e in await log_of(ended.id) if e.type == "run.interrupted"] == [
+            "shutdown"
+        ]
+
+        await servers.start()
+
+        following = await terminal((await gone_on_with(run_id)).id)
+        assert following.status == "completed", following.error_message
+        assert stage.marks.read() == ["1"]
+        assert [m["text"] for m in await stage.history()] == ["go", "w1 w2 w3", "All right."]
+
+
+async def test_an_agent_may_dismiss_what_was_interrupted(servers, alice, serve, tmp_path, release):
+    async with opening(alice, serve, tmp_path, release, on_interrupt="dismiss") as stage:
+        run_id = await cut_in_answer(stage)
+        queued = await stage.start("next", multitask="enqueue")
+        stage.script.clear()
+
+        await servers.restart()
+
+        assert (await terminal(queued)).status == "completed"
+        assert (await stage.run(run_id)).resolution == "dismissed"
+        assert (await snapshot(stage))["status"] == "idle"
+        await stage.assert_sendable()
+
+
+async def test_a_turn_of_an_agent_that_is_gone_is_left_as_it_is(servers, alice, serve, tmp_path, release):
+    async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
+        run_id = await cut_in_answer(stage)
+        await servers.crash()
+        serve(other=lambda: None)
+
+        await servers.start()
+        await Supervisor.current.beat()
+
+        assert (await interrupted(run_id)).resolution is None
+
+
+async def test_line_38_two_who_recover_at_once_resume_once(servers, alice, serve, tmp_path, release):
+    async with opening(alice, serve, tmp_path, release) as stage:
+        run_id = await cut_in_answer(stage)
+        await servers.restart()
+        await interrupted(run_id)
+        stage.script.clear()
+        policy = agents.Policy(on_interrupt="resume")
+        stage.script.add(Round(Hold("again")))
+        agents._function("assistant").policy = policy
+
+        swept = await asyncio.gather(
+            *(recovery.recover(Supervisor.current.checkpoints, Supervisor.current.id) for _ in range(4))
+        )
+
+        assert sum(one.runs_resumed for one in swept) == 1
+        assert await in_thread(Run.objects.filter(resumes=run_id).count) == 1
+
+
+async def test_line_38_two_who_sweep_at_once_reclaim_once(stage, servers):
+    run_id = await cut_in_answer(stage)
+    await servers.crash()
+
+    swept = await asyncio.gather(*(in_thread(recovery.sweep, uuid4()) for _ in range(4)))
+
+    assert sum(one.runs_interrupted for one in swept) == 1
+    assert sum(one.workers_lost for one in swept) == 1
+    assert [e.type for e in await log_of(run_id)].count("run.interrupted") == 1
+    await servers.start()

@@ -1,0 +1,144 @@
+"""What lost its run and does not know it; workers that were taken for dead."""
+
+from uuid import uuid4
+
+import pytest
+
+from runs import operations, recovery
+from runs.database import in_thread
+from runs.models import Run, RunEvent, ToolCall, Worker
+from runs.node import process_checkpoints
+from runs.worker import Supervisor
+from tests.fakes import Hold, Round, call, numbered, say, text
+from tests.runs.recovery.steps import cut_in_answer, snapshot
+from tests.runs.servers import lose_process
+from tests.runs.waiting import event, status, terminal, until
+
+
+async def everything(stage, run_id):
+    """All that is stored of a run and of its session's checkpoints, but for what a straggler may add."""
+
+    def rows():
+        run = Run.objects.values().get(id=run_id)
+        return (
+            run,
+            list(RunEvent.objects.filter(run=run_id).order_by("seq").values()),
+            ToolCall.objects.count(),
+        )
+
+    async with process_checkpoints() as checkpoints:
+        config = {"configurable": {"thread_id": stage.session}}
+        stored = [
+            (found.config["configurable"]["checkpoint_id"], len(found.pending_writes or ()))
+            async for found in checkpoints.reader().alist(config)
+        ]
+    return await in_thread(rows), stored
+
+
+@pytest.mark.parametrize("tool", ["hang", "hang_async"])
+@pytest.mark.parametrize("how", ["reclaimed", "force-cancelled", "given up"])
+async def test_line_40_what_lost_its_run_changes_nothing_when_it_wakes_up(
+    stage, servers, settings, olivia, release, how, tool
+):
+    settings.RUNS_CANCEL_GRACE = 0.2
+    stage.script.add(call(tool), say("From the grave."))
+    run_id = await stage.start()
+    await stage.marks.seen(f"{tool} started")
+    await event(run_id, "tool.started")
+    supervisor = Supervisor.current
+    execution = next(iter(supervisor.executions.values()))
+    if how == "reclaimed":
+        await in_thread(lose_process, supervisor)
+        assert (await in_thread(recovery.sweep, uuid4())).runs_interrupted == 1
+        await supervisor.beat()  # as it does when it wakes up
+        assert await in_thread(Worker.objects.filter(id=supervisor.id).exists)
+    elif how == "force-cancelled":
+        await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
+    else:
+        await stage.cancel(run_id)
+    await terminal(run_id)
+    await execution.ended.wait()
+    before = await everything(stage, run_id)
+    calls = len(stage.provider.calls)
+
+    release.set()
+    await stage.marks.seen(f"{tool} ended")
+    await until(lambda: not supervisor.stragglers, what="the straggler's end")
+
+    assert await everything(stage, run_id) == before
+    assert len(stage.provider.calls) == calls
+    stage.script.clear()
+    if how == "reclaimed":
+        await in_thread(operations.dismiss, stage.owner, run_id)
+    await stage.assert_next_completes()
+    await stage.assert_sendable()
+
+
+async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_told_of_its_end(
+    stage, servers, settings, olivia, release, monkeypatch
+):
+    """The notice is lost, and the earlier execution's tool comes to its result while the next turn runs."""
+    settings.RUNS_HEARTBEAT = 60
+    settings.RUNS_CANCEL_GRACE = 0.2
+    monkeypatch.setattr("runs.notices.stop_execution", lambda run, *, fenced: None)
+    stage.script.add(call("slow_sync", seconds=60))
+    run_id = await stage.start("first")
+    await event(run_id, "tool.started")
+    await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
+    stage.script.add(Round(numbered(2), Hold("second"), text(" end")))
+    second = await stage.start("second")
+    await stage.script.gate("second").reached()
+    before = await everything(stage, run_id)
+
+    release.set()
+    await stage.marks.seen("slow_sync ended")
+    earlier = Supervisor.current.executions.get((await stage.run(run_id)).id)
+    if earlier is not None:
+        await earlier.ended.wait()
+
+    assert (await everything(stage, run_id))[1] == before[1]
+    stage.script.gate("second").open()
+    assert (await terminal(second)).status == "completed"
+    assert len(stage.provider.calls) == 2
+    await stage.assert_sendable()
+    assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["first", "second"]
+
+
+async def test_line_38_a_worker_that_was_taken_for_dead_signs_on_again(stage, servers):
+    supervisor = Supervisor.current
+    await in_thread(Worker.objects.filter(id=supervisor.id).delete)
+    run_id = await stage.start()  # which it cannot claim: it is dead
+
+    await supervisor.beat()
+
+    assert (await terminal(run_id)).status == "completed"
+
+
+async def test_line_38_a_living_worker_and_a_waiting_run_are_never_reclaimed(stage, servers):
+    stage.script.add(call("ask", question="Really?"))
+    asked = await stage.start()
+    await status(asked, "waiting")
+    await stage.open_session()
+    streaming = await cut_in_answer(stage)
+
+    swept = await in_thread(recovery.sweep, uuid4())
+
+    assert (swept.workers_lost, swept.runs_interrupted) == (0, 0)
+    assert (await stage.run(streaming)).status == "running"
+    await in_thread(Worker.objects.all().delete)
+    await in_thread(recovery.sweep, uuid4())
+    assert (await stage.run(asked)).status == "waiting"
+    assert (await stage.run(streaming)).status == "interrupted"
+
+
+async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(
+    stage, servers, monkeypatch
+):
+    run_id = await cut_in_answer(stage)
+    monkeypatch.setattr("runs.notices.stop_execution", lambda run, *, fenced: None)
+    await stage.cancel(run_id)
+    assert (await snapshot(stage))["cancellation_pending"] is True
+
+    await Supervisor.current.beat()
+
+    assert (await terminal(run_id)).status == "cancelled"

@@ -35,10 +35,17 @@ _PAUSES = (0.5, 5.0)
 
 
 def defer(session_id: UUID) -> None:
-    """Have some worker claim the session's first in line; part of the current transaction."""
-    from procrastinate.contrib.django import app
+    """Have some worker claim the session's first in line; part of the current transaction.
 
-    app.configure_task(TASK, queue=QUEUE).defer(session=str(session_id))
+    Raises what the driver raises, since that is what says whether the database is away.
+    """
+    from procrastinate.contrib.django import app
+    from procrastinate.exceptions import ConnectorException
+
+    try:
+        app.configure_task(TASK, queue=QUEUE).defer(session=str(session_id))
+    except ConnectorException as error:
+        raise (error.__cause__ or error) from None
 
 
 def forget_lost(patience: timedelta) -> int:

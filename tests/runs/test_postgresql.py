@@ -4,16 +4,20 @@ import asyncio
 import os
 import random
 from contextlib import closing, contextmanager, nullcontext
+from uuid import uuid4
 
+import procrastinate
 import psycopg
 import pytest
 from asgiref.sync import SyncToAsync
-from django.db import OperationalError, connection, connections
+from django.db import OperationalError, connection, connections, transaction
+from procrastinate.contrib import django as procrastinate_django
+from procrastinate.contrib.django.django_connector import DjangoConnector
 from psycopg import sql
 
-from runs import operations, turns
+from runs import jobs, operations, turns
 from runs.checkpoints import postgres as checkpoints
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
 from runs.models import Run
 from runs.states import TERMINAL
 from tests.fakes import Hold, Round, call, numbered, say
@@ -187,6 +191,19 @@ async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, 
     assert [one.seq for one in await log_of(run_id)] == list(range(1, ended.last_seq + 1))
     await stage.assert_sendable()
     await stage.assert_next_completes()
+
+
+async def test_c34_a_queue_that_loses_its_connection_says_it_as_the_database_does(server, monkeypatch):
+    monkeypatch.setattr(procrastinate_django, "app", procrastinate.App(connector=DjangoConnector()))
+
+    def defer():
+        with transaction.atomic():
+            Run.objects.exists()
+            server.end_sessions()
+            jobs.defer(uuid4())
+
+    with pytest.raises(AWAY):
+        await in_thread(defer)
 
 
 async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(impatient, stage, server):

@@ -63,21 +63,24 @@ async def repair(
     session_id: UUID | str,
     transcripts: Sequence[Transcript],
     *,
+    order: Sequence[str] = (),
     drop: Collection[str] = (),
     seed: Sequence[BaseMessage] = (),
 ) -> RepairReport:
     """Make the history of this session sendable; nothing is pending afterwards.
 
-    ``transcripts`` are the turns that are not repaired yet, in the order of their positions. ``drop`` are
-    the user message ids of turns that were retried: each goes, with all that follows it up to the next
-    user message of ``transcripts`` or ``drop``. ``seed`` comes first, unless it is there. The whole list is
-    looked at, not only these turns. Doing it again changes and writes nothing. ``graph`` must write through
-    the saver of the execution that owns the session now. Raises RepairFailed, and what the saver raises.
+    ``transcripts`` are the turns that are not repaired yet, in the order of their positions, and ``order``
+    the user message ids of all turns, in theirs; without it there are no others. ``drop`` are those of turns
+    that were retried: each goes, up to where the next turn begins. ``seed`` comes first, unless it is there.
+    The whole list is looked at, not only these turns. Doing it again changes and writes nothing. ``graph``
+    must write through the saver of the execution that owns the session now. Raises RepairFailed, and what
+    the saver raises.
     """
+    order = order or [said.user.id for said in transcripts]
     report = RepairReport()
 
     def with_results(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
-        return answered(without(saved.messages(state), drop, transcripts, changes), transcripts, changes)
+        return answered(without(saved.messages(state), drop, order, changes), transcripts, changes)
 
     thread = {"thread_id": str(session_id)}
     # A subgraph that keeps a memory of its own keeps its cut calls there, too. It goes first: what it then
@@ -96,6 +99,7 @@ async def repair(
         return sendable(
             [*seeds.missing(seed, messages), *messages],
             transcripts,
+            order=order,
             drop=drop,
             was_under_way=lambda said: _step_of(said) in open_steps,
             elsewhere=[*elsewhere, *(message for _, inner in saved.inside(state) for message in inner)],

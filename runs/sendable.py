@@ -64,6 +64,7 @@ def sendable(
     messages: Sequence[BaseMessage],
     turns: Sequence[Transcript],
     *,
+    order: Sequence[str] = (),
     drop: Collection[str] = (),
     was_under_way: Callable[[transcript.Message], bool] = lambda message: True,
     elsewhere: Sequence[BaseMessage] = (),
@@ -71,16 +72,18 @@ def sendable(
 ) -> list[BaseMessage]:
     """``messages`` in the form above, with these ``turns``, in their order, wholly in it.
 
-    ``drop`` are ids of user messages whose turn leaves the history. ``was_under_way`` says of an answer that
+    ``order`` are the ids of the user messages of all turns, by position; without it, of ``turns``. ``drop``
+    are ids of user messages whose turn leaves the history. ``was_under_way`` says of an answer that
     the log has and ``messages`` has not whether the step that gave it was still open; a step that was
     committed without it (a router's words, say) left it out on purpose. ``elsewhere`` are messages that
     graphs inside the graph had not handed over yet: answers and results are taken from there in their
     original form before they are made from the log.
     """
     changes = changes or Changes()
-    kept = without(messages, drop, turns, changes)
-    for number, turn in enumerate(turns):
-        later = {later.user.id for later in turns[number + 1 :]}
+    order = order or [turn.user.id for turn in turns]
+    kept = without(messages, drop, order, changes)
+    for turn in turns:
+        later = set(order[order.index(turn.user.id) + 1 :])
         kept = _with_turn(kept, turn, later, was_under_way, elsewhere, changes)
     return answered(kept, turns, changes, elsewhere)
 
@@ -89,10 +92,10 @@ def sendable(
 
 
 def without(
-    messages: Sequence[BaseMessage], drop: Collection[str], turns: Sequence[Transcript], changes: Changes
+    messages: Sequence[BaseMessage], drop: Collection[str], order: Collection[str], changes: Changes
 ) -> list[BaseMessage]:
-    """Leave out the turns in ``drop``, each up to the next user message of ``drop`` or ``turns``."""
-    known = {turn.user.id for turn in turns} | set(drop)
+    """Leave out the turns in ``drop``, each up to the next user message of ``drop`` or ``order``."""
+    known = {*order, *drop}
     kept: list[BaseMessage] = []
     dropping = False
     for message in messages:

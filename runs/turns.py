@@ -36,6 +36,7 @@ class Turn:
     earlier: list[Transcript] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)  # user message ids of retried turns
     unrepaired: list[UUID] = field(default_factory=list)  # the runs of both
+    order: list[str] = field(default_factory=list)  # user message ids of all turns, if there are such runs
 
 
 @Prepared
@@ -51,8 +52,7 @@ def load(claimed: Run) -> Turn:
     # One that has just begun has said nothing yet.
     said = read(run) if continues or run.claim > 1 else transcript.read(run, ())
     turn = Turn(run, said, continues, _known(run, said), seeds.pending(run.session))
-    if not continues:
-        _load_earlier(turn)
+    _load_earlier(turn)
     return turn
 
 
@@ -71,10 +71,22 @@ async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> tu
 
 async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> None:
     """Bring the turns before this one into order: the one place where that happens after an ending without
-    its execution, and where a retry goes back."""
-    if turn.unrepaired:
-        await repair(graph, turn.run.session_id, turn.earlier, drop=turn.dropped, seed=turn.seed)
-        await in_thread(lifecycle.mark_repaired, turn.unrepaired)
+    its execution, and where a retry goes back.
+
+    A turn that resumes or was answered finds them in order, unless it died before it came to that. What is
+    in the checkpoint of this turn must stay as it is, since a repair would close its calls.
+    """
+    if not turn.unrepaired or (turn.continues and await _is_under_way(graph, turn)):
+        return
+    session_id = turn.run.session_id
+    await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, seed=turn.seed)
+    await in_thread(lifecycle.mark_repaired, turn.unrepaired)
+
+
+async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:
+    """Whether the checkpoint has the turn's user message."""
+    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
+    return any(message.id == said_to(turn) for message in saved.messages(state))
 
 
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
@@ -134,14 +146,19 @@ def _unrepaired(session_id: Any, position: Any) -> QuerySet[Run]:
 
 
 def _load_earlier(turn: Turn) -> None:
-    run = turn.run
-    for one in _unrepaired(run.session_id, run.position):
+    first = turn.run
+    while first.resumes is not None:
+        first = first.resumes
+    for one in _unrepaired(first.session_id, first.position):
         turn.unrepaired.append(one.id)
         if one.resolution == Resolution.RETRIED:
             if one.message_id not in turn.dropped:
                 turn.dropped.append(one.message_id)
         elif one.resolution != Resolution.RESUMED:  # those are read with the run that resumed them
             turn.earlier.append(read(one))
+    if turn.unrepaired:
+        begun = Run.objects.filter(session=first.session_id, resumes=None, position__isnull=False)
+        turn.order = list(begun.order_by("position").values_list("message_id", flat=True))
 
 
 def _answers(run: Run) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from runs import (
     reconciliation,
     recovery,
     statistics,
+    turns,
     writer,
 )
 from runs.checkpoints import gate, saver
@@ -388,6 +389,16 @@ HISTORY_IS_SENDABLE = {
     "a turn ends without an answer": (closing.owed, "entries += _note(run)", "pass"),
     "every end counts as repaired": (lifecycle._end, "run.repaired = repaired", "run.repaired = True"),
     "what is retried stays in the history": (lifecycle.resolve, ", repaired=False", ""),
+    "a turn that resumes takes the history for repaired": (
+        turns.load,
+        "    _load_earlier(turn)",
+        "    if not continues:\n        _load_earlier(turn)",
+    ),
+    "a turn that resumes takes those behind its beginning for earlier ones": (
+        turns._load_earlier,
+        "_unrepaired(first.session_id, first.position)",
+        "_unrepaired(first.session_id, turn.run.position)",
+    ),
     "half a turn is retried": (
         lifecycle.resolve,
         "Run.objects.filter(session=session, message_id=run.message_id)",

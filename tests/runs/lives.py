@@ -53,7 +53,10 @@ MULTITASK = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt"])
 
 
 class Execution(SimpleNamespace):
-    """What an execution knows: ``run_id``, ``claim``, ``worker`` and ``batches``. It may be a zombie."""
+    """What an execution knows: ``run_id``, ``claim``, ``worker``, ``batches``, and whether it has ``begun``.
+
+    It may be a zombie.
+    """
 
 
 # By name, how often a step is taken, and what it is given. All are one rule to Hypothesis, which would leave
@@ -286,23 +289,31 @@ class Lives(Truths, RuleBasedStateMachine):
         assert is_known, "a worker that is taken for dead was given a run"
         assert run.id == expected, "not the first in line was claimed"
         self.offered.discard(self.sessions[n])
-        self.begin_turn(run)
-        execution = Execution(run_id=run.id, claim=run.claim, worker=run.worker_id, batches=run.batches)
+        execution = Execution(
+            run_id=run.id, claim=run.claim, worker=run.worker_id, batches=run.batches, begun=False
+        )
         self.executions.append(execution)
         return execution
 
-    def begin_turn(self, run):
-        """What an execution does first: it brings the turns before its own into the history."""
+    def begin_turn(self, execution):
+        """What an execution does first, if it lives so long: it brings the turns before it into order."""
+        if execution.begun or not self.owns(execution):
+            return
+        execution.begun = True
+        run = Run.objects.get(id=execution.run_id)
+        turn = turns.load(run)
         history = self.histories[run.session_id]
-        if run.resumes_id is None and run.answers is None:
-            turn = turns.load(run)
-            history |= {said.user.id: True for said in turn.earlier}
-            for message in turn.dropped:
-                history.pop(message, None)
-            lifecycle.mark_repaired(turn.unrepaired)
-            ended = Run.objects.filter(session=run.session_id, status__in=TERMINAL, position__lt=run.position)
-            said = {one.message_id: True for one in ended if one.resolution != Resolution.RETRIED}
-            assert history == said, "the history is not what was said, or cannot be sent"
+        if run.message_id in history:
+            assert not turn.unrepaired, "a turn is under way on a history that is not in order"
+            return
+        history |= {said.user.id: True for said in turn.earlier}
+        for message in turn.dropped:
+            history.pop(message, None)
+        lifecycle.mark_repaired(turn.unrepaired)
+        first = Run.objects.filter(session=run.session_id, message_id=run.message_id).earliest("position")
+        ended = Run.objects.filter(session=run.session_id, status__in=TERMINAL, position__lt=first.position)
+        said = {one.message_id: True for one in ended if one.resolution != Resolution.RETRIED}
+        assert history == said, "the history is not what was said, or cannot be sent"
         history[run.message_id] = False
 
     # Executions
@@ -314,6 +325,8 @@ class Lives(Truths, RuleBasedStateMachine):
         self.write_together([one, other] if one.run_id != other.run_id else [one], kinds, commit)
 
     def write_together(self, writing, kinds, commit="well"):
+        for execution in writing:
+            self.begin_turn(execution)
         parts = [self.part(execution, kinds) for execution in writing]
         expected = [self.owns(execution) for execution in writing]
         if commit == "lost":
@@ -362,6 +375,7 @@ class Lives(Truths, RuleBasedStateMachine):
 
     def do(self, execution, what, kinds=(), repaired=False):
         """Returns whether the engine took it."""
+        self.begin_turn(execution)
         owns, asked = self.owns(execution), self.runs[execution.run_id].cancel_requested_at is not None
         if what == "write":
             self.write_together([execution], kinds)
@@ -569,9 +583,13 @@ class Lives(Truths, RuleBasedStateMachine):
         following = self.take(n, w)
         self.look()
         if following is not None:
-            self.do(following, ending)
+            self.do(following, ending, repaired=True)
             self.look()
             self.decide(n, 0, Resolution.RETRIED)
+            self.look()
+            if (anew := self.take(n, w)) is not None:
+                self.look()
+                self.do(anew, "write")
 
     def lose(self, execution, how):
         if how == "leaves":

@@ -563,6 +563,21 @@ async def test_a_checkpoint_that_does_not_take_its_repair_is_reported():
         )
 
 
+# Between turns that are in order already
+
+
+def test_a_turn_that_was_left_out_goes_before_those_behind_it():
+    given = [user(1), AIMessage("one", id="a1"), user(3), AIMessage("three", id="a3")]
+    messages = sendable(given, [turn(2, status=RunStatus.CANCELLED)], order=["u1", "u2", "u3"])
+    assert [message.id for message in messages if isinstance(message, HumanMessage)] == ["u1", "u2", "u3"]
+    assert messages[-2:] == given[-2:]
+
+
+def test_a_turn_that_is_taken_back_takes_none_behind_it_along():
+    given = [user(1), AIMessage("one", id="a1"), user(2), AIMessage("two", id="a2")]
+    assert sendable(given, [], order=["u1", "u2"], drop=["u1"]) == given[2:]
+
+
 # Providers' own formats, without a graph
 
 

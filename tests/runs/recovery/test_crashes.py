@@ -155,12 +155,7 @@ async def test_line_36_a_turn_that_died_before_its_first_step_keeps_its_message(
 
 
 async def test_line_36_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage, servers):
-    supervisor = await in_thread(Worker.objects.get)
-    await servers.crash()
-    run_id = await stage.start("hello")
-    await in_thread(lambda: lifecycle.claim(Session.objects.get().id, supervisor.id))
-    await servers.start()
-    await interrupted(run_id)
+    run_id = await died_before_its_first_step(servers, lambda: stage.start("hello"))
     assert [m["text"] for m in await stage.history()] == ["hello"]
 
     ended = await resumed(stage, run_id)
@@ -168,6 +163,80 @@ async def test_line_36_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage,
     assert ended.status == "completed", ended.error_message
     assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
     await stage.assert_sendable()
+
+
+async def died_before_its_first_step(servers, admit):
+    """A run that its worker claimed and did nothing about; interrupted."""
+    lost = await in_thread(Worker.objects.get)
+    await servers.crash()
+    run_id = await admit()
+    await in_thread(lambda: lifecycle.claim(Session.objects.get().id, lost.id))
+    await servers.start()
+    await interrupted(run_id)
+    return run_id
+
+
+async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
+    stage.script.add(say("Long ago."), call("mark", x="1"))
+    await terminal(await stage.start("first"))
+    cut = await cut_in_answer(stage)
+    await servers.restart()
+    await in_thread(operations.dismiss, stage.owner, (await interrupted(cut)).id)
+    died = await died_before_its_first_step(servers, lambda: stage.start("third"))
+    stage.script.clear()
+    stage.script.add(say("Here it is."))
+
+    ended = await resumed(stage, died)
+
+    assert ended.status == "completed", ended.error_message
+    await assert_shown_is_sent(stage, ["first", "go", "third"])
+
+
+async def test_line_37_a_retry_that_died_before_it_went_back_does_so_when_resumed(stage, servers):
+    stage.script.add(say("Long ago."), call("mark", x="1"))
+    await terminal(await stage.start("first"))
+    cut = await cut_in_answer(stage)
+    await servers.restart()
+    await interrupted(cut)
+
+    async def retry():
+        return (await in_thread(operations.retry, stage.owner, cut, "better"))["id"]
+
+    died = await died_before_its_first_step(servers, retry)
+    stage.script.clear()
+    stage.script.add(say("Here it is."))
+
+    ended = await resumed(stage, died)
+
+    assert ended.status == "completed", ended.error_message
+    await assert_shown_is_sent(stage, ["first", "better"])
+
+
+async def test_line_33_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_is_resumed(stage, servers):
+    cut = await cut_in_answer(stage)
+    queued = await stage.start("second", multitask="enqueue")
+    await servers.restart()
+    await interrupted(cut)
+    await stage.cancelled(queued)
+    stage.script.clear()
+    stage.script.add(say("Here it is."))
+
+    ended = await resumed(stage, cut)
+
+    assert ended.status == "completed", ended.error_message
+    await assert_shown_is_sent(stage, ["go", "second"])
+
+
+async def assert_shown_is_sent(stage, users):
+    """The history has these messages of the user, and the model got it and gets it with the next turn."""
+    await stage.assert_sendable()
+    for _ in range(2):
+        shown = [(m["role"], m["text"]) for m in await stage.history()]
+        assert [text for role, text in shown if role == "user"] == users
+        await stage.assert_next_completes()
+        sent = [m for m in stage.provider.calls[-1].messages if m["role"] != "tool"]
+        assert [(m["role"], m["content"] or "") for m in sent[:-1]] == shown
+        users = [*users, sent[-1]["content"]]
 
 
 async def test_a_question_outlives_the_server_that_asked_it(stage, servers):

@@ -1,13 +1,14 @@
 """What this process follows: one membership per session, however many followers, and one poll for all.
 
-What has changed is read together, and once for all its followers. The notices of the bus may be lost; so
-about every second one query looks whether a followed session has moved.
+What has changed is read together, and once for all its followers; a session that cannot be represented
+harms its own followers only. The notices of the bus may be lost; so about every second one query looks
+whether a followed session has moved.
 """
 
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, ClassVar, TypeAlias
@@ -16,7 +17,7 @@ from uuid import UUID
 from django.db.models import Count, Max, OuterRef, QuerySet, Subquery
 
 from runs.bus import Bus, Message, session_group, user_group
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
 from runs.models import Run, Session
 from runs.prepared import Prepared
 
@@ -86,6 +87,7 @@ class Hub:
         self._seen: dict[UUID, Place] = {}  # by the last poll
         self._told: dict[UUID, datetime] = {}  # ``updated_at`` of the last snapshot
         self._changed: set[UUID] = set()  # since they were read
+        self._faulty: set[UUID] = set()  # could not be represented when they were last read
         self._reading: asyncio.Task[None] | None = None
         self._lists: dict[Any, tuple[datetime, int] | None] = {}
         self.tasks: list[asyncio.Task[None]] = []  # the side loop
@@ -152,6 +154,7 @@ class Hub:
                 del feeds[key]
                 self._seen.pop(key, None)  # type: ignore[call-overload]
                 self._told.pop(key, None)  # type: ignore[call-overload]
+                self._faulty.discard(key)
                 self._lists.pop(key, None)
                 await self._bus.unlisten(group)
 
@@ -169,7 +172,9 @@ class Hub:
                 await self.poll_step()
                 if polls % REFRESH_POLLS == 0:
                     await self._bus.refresh()
-            except Exception:  # the database may be away; the next poll will tell
+            except AWAY as error:  # the next poll tells
+                logger.warning("The followed sessions could not be polled: %s", error)
+            except Exception:  # without polls nobody who follows would hear of what was lost on the way
                 logger.exception("The followed sessions could not be polled.")
 
     async def poll_step(self) -> None:
@@ -214,15 +219,41 @@ class Hub:
             while self._changed:
                 await asyncio.sleep(_TOGETHER)
                 changed, self._changed = self._changed, set()
-                snapshots = await in_thread(self._read, changed)
-                for session_id, snapshot in snapshots.items():
-                    self._tell(session_id, snapshot)
-        except Exception:  # the database may be away; the poll reads again when it is back
-            logger.exception("What has changed could not be read for its followers.")
+                faulty = changed & self._faulty
+                for together in (list(changed - faulty), *([one] for one in faulty)):
+                    if together:
+                        await self._read_and_tell(together)
+        except AWAY as error:  # the poll has them read when it is back
+            logger.warning("What has changed could not be read for its followers: %s", error)
         finally:
             self._reading = None
 
+    async def _read_and_tell(self, session_ids: Sequence[UUID]) -> None:
+        """Read these together and tell their followers; a session that has a fault is found and left out."""
+        try:
+            snapshots = await in_thread(self._read, session_ids)
+        except AWAY:
+            raise
+        # The data of one session may be at fault in any way, and the others are told all the same.
+        except Exception as error:  # noqa: BLE001
+            if len(session_ids) == 1:
+                self._note_fault(session_ids[0], error)
+                return
+            middle = len(session_ids) // 2
+            await self._read_and_tell(session_ids[:middle])
+            await self._read_and_tell(session_ids[middle:])
+        else:
+            for session_id, snapshot in snapshots.items():
+                self._tell(session_id, snapshot)
+
+    def _note_fault(self, session_id: UUID, error: Exception) -> None:
+        """Log it, once: each poll tries the session again."""
+        if session_id in self._sessions and session_id not in self._faulty:
+            self._faulty.add(session_id)
+            logger.error("Session %s cannot be shown to its followers.", session_id, exc_info=error)
+
     def _tell(self, session_id: UUID, snapshot: Snapshot | None) -> None:
+        self._faulty.discard(session_id)
         if session_id not in self._sessions:
             return
         if snapshot is not None:

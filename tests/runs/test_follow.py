@@ -2,15 +2,17 @@
 
 import asyncio
 import random
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from uuid import UUID
 
 import pytest
 from channels.layers import get_channel_layer
 
-from runs import operations
+from runs import lifecycle, operations, representations
 from runs.database import in_thread
 from runs.errors import NotFound
 from runs.follow import Event, SessionChanged, SessionDeleted
+from runs.states import TitleSource
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
@@ -224,6 +226,41 @@ async def test_line_22_the_revision_a_follower_sees_never_goes_back(stage):
                 if revisions[-1] == 6:
                     break
     assert revisions == sorted(revisions)
+
+
+async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage, monkeypatch, caplog):
+    """What has changed is read together, and the fault is in the data of one of them."""
+    ids = [await stage.open_session() for _ in range(5)]
+    faulty, represent = ids[2], representations.sessions
+
+    def represent_all_but_one(sessions):
+        if faulty in map(str, (session.id for session in sessions)):
+            raise ValueError("this data is no good")
+        return represent(sessions)
+
+    def rename_all(title):
+        for session_id in ids:
+            lifecycle.rename(UUID(session_id), title, TitleSource.USER)
+
+    async def called(items, title):
+        async for item in items:
+            if isinstance(item, SessionChanged) and item.session["title"] == title:
+                return
+
+    async with AsyncExitStack() as opened, asyncio.timeout(10 * PATIENCE):
+        followed = {}
+        for session_id in ids:
+            following = operations.follow_session(stage.owner, session_id)
+            followed[session_id] = await opened.enter_async_context(aclosing(following))
+            await anext(followed[session_id])
+        with monkeypatch.context() as patched:
+            patched.setattr(representations, "sessions", represent_all_but_one)
+            for title in ("Broken for one", "Still broken"):  # the second time it is known which
+                await in_thread(rename_all, title)
+                await asyncio.gather(*(called(followed[sound], title) for sound in ids if sound != faulty))
+        await called(followed[faulty], "Still broken")  # by the poll, without another change
+    told = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert [record.getMessage() for record in told] == [f"Session {faulty} cannot be shown to its followers."]
 
 
 async def test_line_11_a_stranger_cannot_follow(stage, bob):

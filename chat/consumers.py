@@ -8,6 +8,8 @@ A socket is transport: what ends one ends no run. Close codes beside the protoco
 1009 a frame was larger than FRAME_LIMIT
 1011 a fault of ours, which is in the log; come back with the cursor
 1012 the server leaves, or is not ready; come back with the cursor
+1013 the database does not answer; come back with the cursor, later and later. A command that was not answered
+     may have been taken or not, so it is to be repeated as it was
 4401 the login has ended
 4404 there is no such session, or it is not yours
 4408 the client did not read (the server's doing; it sees the code if it goes on before the close times out,
@@ -28,7 +30,7 @@ from chat.sockets import Close, Socket
 from chat.throttles import Throttled
 from runs import operations
 from runs.database import in_thread
-from runs.errors import CursorGone, EngineError, Invalid, NotFound, Unavailable
+from runs.errors import CursorGone, EngineError, Invalid, NotFound
 from runs.operations import Data
 
 # Commands that may wait to be carried out, and cancels whose end may be awaited, on one socket.
@@ -42,12 +44,9 @@ class ListSocket(Socket):
         return {"follow": self._follow()}
 
     async def _follow(self) -> None:
-        try:
-            async with aclosing(operations.follow_user(self.user)) as items:
-                async for item in items:
-                    await self.tell_text(frames.encode(item))
-        except Unavailable:
-            raise Close(1012) from None
+        async with aclosing(operations.follow_user(self.user)) as items:
+            async for item in items:
+                await self.tell_text(frames.encode(item))
         raise Close(1000)
 
 
@@ -81,8 +80,6 @@ class SessionSocket(Socket):
                     await self.tell_text(frames.encode(item))
         except NotFound:
             raise Close(4404) from None
-        except Unavailable:
-            raise Close(1012) from None
         except (CursorGone, Invalid) as error:
             await self.refuse(None, error.code, error.message)
         raise Close(1000)

@@ -1,4 +1,5 @@
 """The way in for WebSockets. Who may not come in is refused before the handshake is accepted, with a 403.
+While the database does not tell who it is, the answer is a 503, and the client may try again.
 
 A bearer token in the Authorization header needs no Origin: no browser sends one by itself. A session cookie
 does come by itself, from any site's page, so with a cookie the Origin must be there and be ours. An Origin
@@ -7,6 +8,9 @@ those of the Host header (and whose scheme is https where we are reached over ht
 CSRF_TRUSTED_ORIGINS names, which is what a proxy that rewrites Host needs.
 """
 
+import asyncio
+import json
+import logging
 from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,15 +24,33 @@ from django.urls import path, re_path
 
 from chat import logins
 from chat.api.authentication import bearer_token
+from chat.api.errors import body
 from chat.consumers import ListSocket, SessionSocket
 from chat.logins import Login
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
+from runs.errors import DatabaseAway
+
+logger = logging.getLogger(__name__)
+
+# Seconds to find out who it is. The server gives up on a handshake after 5, without an answer.
+LOGIN_WITHIN = 4.0
 
 
 async def deny(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Refuse a handshake, which the server answers with a 403."""
     await receive()
     await send({"type": "websocket.close"})
+
+
+async def put_off(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Answer a handshake with a 503 that has the form of REST's errors."""
+    await receive()
+    away = DatabaseAway()
+    headers = [(b"Content-Type", b"application/json"), (b"Retry-After", b"1")]
+    content = json.dumps(body(away.code, away.message)).encode()
+    # An extension of ASGI that our server knows.
+    await send({"type": "websocket.http.response.start", "status": away.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": content})
 
 
 class Gate:
@@ -38,7 +60,13 @@ class Gate:
         self._application = application
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        login = await self._login(scope)
+        try:
+            async with asyncio.timeout(LOGIN_WITHIN):
+                login = await self._login(scope)
+        except (*AWAY, TimeoutError) as error:
+            logger.warning("A handshake is put off, since the database does not answer: %r", error)
+            await put_off(scope, receive, send)
+            return
         if login is None:
             await deny(scope, receive, send)
         else:

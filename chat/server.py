@@ -174,6 +174,8 @@ class Server(daphne.server.Server):
         """Start the application for a request or a socket; returns the queue of what it receives."""
         inbox = protocol.new_inbox()
         scope.setdefault("asgi", {"version": "3.0"})
+        if isinstance(protocol, Socket):
+            scope["extensions"] = {"websocket.http.response": {}}
 
         async def send(message: dict[str, Any]) -> None:
             await self.handle_reply(protocol, message)

@@ -21,13 +21,16 @@ from chat.api.errors import sentence
 from chat.logins import Login
 from chat.presence import End, Kind, Presence, TooMany
 from chat.throttles import Throttled
-from runs.errors import EngineError, Invalid
+from runs.database import AWAY
+from runs.errors import EngineError, Invalid, Unavailable
 from runs.operations import Data
 
 logger = logging.getLogger(__name__)
 
 # The longest frame a client may send, in characters.
 FRAME_LIMIT = 1_000_000
+
+TRY_AGAIN_LATER = 1013
 
 
 class Close(Exception):
@@ -99,6 +102,13 @@ class Socket:
             code = 4429
         except Close as close:
             code = close.code
+        except Unavailable:
+            code = 1012
+        except AWAY as error:
+            logger.warning(
+                "A socket is closed, since the database did not do what was asked of it: %s", error
+            )
+            code = TRY_AGAIN_LATER
         except Exception:  # a fault of ours ends this socket, and is told to the log, not to the server
             logger.exception("A socket of user %s failed.", self.user.pk)
             code = 1011

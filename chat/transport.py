@@ -6,9 +6,10 @@ and a slow application holds up the peer that writes to it; nobody else notices,
 """
 
 import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any
 
-from autobahn.websocket.types import ConnectionDeny
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.ws_protocol import WebSocketFactory, WebSocketProtocol
 from twisted.internet.interfaces import IPushProducer
@@ -156,6 +157,7 @@ class Socket(WebSocketProtocol):
     """One WebSocket."""
 
     outlet: Outlet
+    _refusal: dict[str, Any]  # how the answer to the handshake begins that is no acceptance
 
     def makeConnection(self, transport: Any) -> None:
         # A transport tells one producer only, and that is still the HTTP channel of the handshake.
@@ -188,6 +190,27 @@ class Socket(WebSocketProtocol):
     def new_inbox(self) -> Inbox:
         return Inbox(self.transport)
 
+    def handle_reply(self, message: dict[str, Any]) -> None:
+        """Daphne's, and ASGI's extension websocket.http.response, with a body in one piece."""
+        match message["type"]:
+            case "websocket.http.response.start":
+                self._refusal = message
+            case "websocket.http.response.body":
+                headers = [(name.decode(), value.decode()) for name, value in self._refusal["headers"]]
+                self._refuse(self._refusal["status"], headers, message["body"])
+            case _:
+                super().handle_reply(message)
+
+    def _refuse(self, status: int, headers: Sequence[tuple[str, str]], content: bytes) -> None:
+        """Answer the handshake by plain HTTP, and disconnect."""
+        del self.handshake_deferred
+        headers = [*headers, *self.factory.headers.items(), ("Content-Length", str(len(content)))]
+        self.sendHttpErrorResponse(status, HTTPStatus(status).phrase, [*headers, ("Connection", "close")])
+        self.sendData(content)
+        self.wasClean = True  # or autobahn's log takes it for a fault
+        self.dropConnection()
+        self.server.protocol_disconnected(self)
+
     def end_blocked(self) -> None:
         """The peer has stopped reading: say so, behind what it has not read yet, and do not wait long.
 
@@ -200,9 +223,9 @@ class Socket(WebSocketProtocol):
         if self.state == self.STATE_OPEN:
             self.serverClose(code=SERVICE_RESTART)
         elif self.state == self.STATE_CONNECTING and hasattr(self, "handshake_deferred"):
-            self.handshake_deferred.errback(ConnectionDeny(code=503, reason="The server is leaving"))
-            del self.handshake_deferred
-            self.server.protocol_disconnected(self)
+            self._refuse(
+                503, [("Content-Type", "text/plain")], b"The server is leaving. Try again in a moment."
+            )
 
 
 class Sockets(WebSocketFactory):

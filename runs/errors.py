@@ -14,6 +14,7 @@
     ├── TooLarge             413
     ├── QueueFull            429
     └── Unavailable          503
+        └── DatabaseAway     503
     Fenced                   internal: a write of an execution that does not own its run any more
     HistoryIsFinal           internal: a change of what is only ever added to and read
 
@@ -116,6 +117,10 @@ class Unavailable(EngineError):
 
     code = "unavailable"
     status = 503
+
+
+class DatabaseAway(Unavailable):
+    """The database does not answer. Try again in a moment."""
 
 
 class Fenced(Exception):

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 from chat.api.authentication import CsrfFailed
 from chat.throttles import Throttled
 from runs.database import AWAY
-from runs.errors import EngineError, Unavailable
+from runs.errors import DatabaseAway, EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
     if isinstance(error, AWAY):
         logger.warning("The database did not do what was asked of it: %s", error)
-        error = Unavailable("The database does not answer. Try again in a moment.")
+        error = DatabaseAway()
     if isinstance(error, EngineError):
         wait = error.wait if isinstance(error, Throttled) else None
         return Response(body(error.code, error.message), error.status, headers=_retry_after(wait))

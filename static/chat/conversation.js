@@ -235,7 +235,7 @@ export class Conversation {
       else await postForm(byId("composer"), { fields: { text: turn.text, request_id: turn.request_id } });
       turn.resolve();
     } catch (refused) {
-      if (refused.code === CLOSED || refused.unreachable) {
+      if (refused.code === CLOSED || refused.code === "unavailable" || refused.unreachable) {
         if (this.unsent === turn) this.note("Not sent yet. It will be sent when the connection is back.");
         return;
       }

@@ -99,6 +99,11 @@ async def http(path, receive, send) -> None:
 async def websocket(path, receive, send) -> None:
     global sent
     await receive()
+    if path == "/refuse":
+        headers = [(b"Retry-After", b"1")]
+        await send({"type": "websocket.http.response.start", "status": 503, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": b"later"})
+        return
     if path == "/undecided":
         await receive()
     await send({"type": "websocket.accept"})

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import logging
+import threading
 from contextlib import AsyncExitStack
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
+from django.db import OperationalError
 
-from chat import frames, presence, sockets, tokens
-from runs import follow, operations
+from chat import frames, logins, presence, routing, sockets, tokens
+from runs import follow, operations, settling
 from runs.database import in_thread
 from runs.follow import Event, SessionChanged, SummaryChanged
 from runs.hub import Hub
@@ -160,6 +162,42 @@ class TestHandshake:
         token = await bearer(bob)
         for unreachable in (session, UNKNOWN, "no-uuid", "%00"):
             assert await self.attempt(f"/ws/sessions/{unreachable}/", token) == 4404
+
+    @pytest.mark.parametrize("by", ["cookie", "token"])
+    async def test_while_the_database_is_away_a_handshake_is_put_off(
+        self, engine, alice, session, by, monkeypatch, caplog
+    ):
+        ours = {**HOST, "origin": "http://chat.example", **await in_thread(cookie_of, alice)}
+        headers = await bearer(alice) if by == "token" else ours
+        monkeypatch.setattr(logins, {"cookie": "by_session", "token": "by_token"}[by], away)
+        assert await self.put_off(f"/ws/sessions/{session}/", headers)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+    async def test_a_database_that_says_nothing_holds_up_no_handshake(
+        self, engine, alice, session, monkeypatch
+    ):
+        may_answer = threading.Event()
+        headers = await bearer(alice)
+        monkeypatch.setattr(routing, "LOGIN_WITHIN", 0.05)
+        monkeypatch.setattr(logins, "by_token", lambda token: may_answer.wait(PATIENT))
+        try:
+            assert await self.put_off(f"/ws/sessions/{session}/", headers)
+        finally:
+            may_answer.set()
+
+    async def put_off(self, path, headers):
+        """Whether it is answered as REST would, with a 503 and a sentence."""
+        client = Socket(path, headers)
+        await client.send_input({"type": "websocket.connect"})
+        start, content = [await client.receive_output(PATIENT) for _ in range(2)]
+        await client.wait(PATIENT)
+        assert (start["type"], start["status"]) == ("websocket.http.response.start", 503)
+        assert (b"Retry-After", b"1") in start["headers"]
+        told = json.loads(content["body"])["error"]
+        return told == {
+            "code": "unavailable",
+            "message": "The database does not answer. Try again in a moment.",
+        }
 
     async def test_line_53_sockets_are_limited_for_each_user(self, engine, alice, bob, session, monkeypatch):
         monkeypatch.setitem(presence.LIMITS, presence.Kind.SOCKET, 2)
@@ -548,6 +586,29 @@ class TestEnds:
         await eventually(lambda: Hub.current.followers == 0)
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
+    @pytest.mark.parametrize("where", ["following", "a command", "the end of a cancel"])
+    async def test_while_the_database_is_away_a_socket_is_closed_with_1013(
+        self, engine, model, held, alice, session, where, monkeypatch, caplog
+    ):
+        async with socket(alice, session) as client:
+            await client.until("session.state_changed")
+            await client.ask("turn.start", input="hello")
+            await held.reached()
+            caplog.clear()
+            if where == "following":
+                monkeypatch.setattr(follow, "_read_session", away)
+                next(iter(Hub.current._sessions[UUID(session)])).expect_loss()
+            elif where == "a command":
+                monkeypatch.setattr(operations, "cancel_session", away)
+                await client.say("agent.cancel", session_id=session)
+            else:
+                monkeypatch.setattr(settling, "_read", away)
+                await client.say("agent.cancel", session_id=session)
+            assert await client.closed() == 1013
+        assert presence.count()[presence.Kind.SOCKET] == 0
+        await eventually(lambda: Hub.current.followers == 0)
+        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
     async def test_c16_a_socket_that_the_server_kills_cleans_up(self, engine, alice, session):
         client = Socket(f"/ws/sessions/{session}/", await bearer(alice))
         await client.connect(PATIENT)
@@ -660,6 +721,10 @@ class TestList:
             while not seen or seen[-1].get("status") != "idle":
                 seen.append(await client.frame())
         assert {frame["type"] for frame in seen} == {"session.summary"}
+
+
+def away(*args, **options):
+    raise OperationalError("the server closed the connection unexpectedly")
 
 
 def tasks() -> set[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from chat.listener import CannotListen, bind
@@ -319,6 +319,22 @@ def test_line_41_a_socket_that_was_not_accepted_yet_is_refused_when_it_leaves(se
         server.process.send_signal(signal.SIGTERM)
         assert b" 503 " in connection.recv(4096)
     assert server.wait() == 0
+
+
+def test_a_handshake_is_refused_with_what_the_application_says(serve):
+    server = serve()
+    with pytest.raises(InvalidStatus) as refused, server.open("/refuse"):
+        pass
+    answer = refused.value.response
+    assert (answer.status_code, answer.reason_phrase) == (503, "Service Unavailable")
+    assert (answer.headers["Retry-After"], answer.body) == ("1", b"later")
+    assert answer.headers["X-Served-By"].endswith(f":{server.process.pid}")
+    with server.open("/echo") as client:
+        client.send("hello")
+        assert client.recv(PATIENT) == "hello"
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait() == 0
+    assert "Traceback" not in server.process.communicate()[1]
 
 
 @pytest.mark.parametrize("engine", ["slow", "stuck"])

@@ -1,5 +1,6 @@
 """What a user sees and does in the chat, in a real browser against a real server."""
 
+import json
 import re
 import time
 from urllib.parse import urlsplit
@@ -289,6 +290,38 @@ def test_line_54_a_message_sent_while_the_connection_is_away_is_one_turn(visit, 
     working(page, "completed")
     page.reload()
     expect(page.locator(".message", has_text="Said in a tunnel")).to_have_count(1)
+
+
+def test_line_54_a_message_that_meets_a_server_that_cannot_take_it_is_sent_again(visit, provider):
+    visitor = visit()
+    visitor.expected = "WebSocket"
+    page = visitor.new_page("/chat/")
+    met = []
+
+    def meet(socket):
+        server = socket.connect_to_server()
+
+        def pass_on(said):
+            frame = json.loads(said)
+            if frame["type"] != "turn.start" or met:
+                server.send(said)
+                return
+            met.append(frame)
+            refusal = {"type": "error", "code": "unavailable", "message": "Try again in a moment."}
+            socket.send(json.dumps({**refusal, "request_id": frame["request_id"]}))
+            socket.close(code=1013)
+
+        socket.on_message(pass_on)
+
+    page.route_web_socket(re.compile("/ws/sessions/.+/"), meet)
+    send(page, "Hello")
+    working(page, "completed")
+    send(page, "Said while the database was away")
+    expect(page.get_by_role("alert")).to_contain_text("Not sent yet")
+    expect(page.locator(".turn")).to_have_count(2)
+    expect(composer(page)).to_have_value("")
+    working(page, "completed")
+    assert len(met) == 1
 
 
 def test_a_message_for_later_waits_in_line_and_can_be_taken_out(visitor, provider):

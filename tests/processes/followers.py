@@ -8,8 +8,10 @@ import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
 
-# Codes with which a server may close a socket: it is gone, it had a fault, it leaves.
-MAY_END_WITH = (1006, 1011, 1012)
+# Codes with which a server may close a socket: it is gone, it leaves, its database is away.
+MAY_END_WITH = (1006, 1012, 1013)
+# What it may answer to a follower: what was asked for; too many; that it leaves, or its database is away.
+MAY_ANSWER = (200, 204, 429, 503)
 ENDS = ("run.completed", "run.failed", "run.cancelled", "run.interrupted")
 # What a socket meets while servers come and go.
 LOST = (OSError, TimeoutError, EOFError, ConnectionClosed, InvalidHandshake, InvalidMessage)
@@ -69,7 +71,7 @@ class Follower:
 
     def _refused(self, status):
         self.client.figures.answers[status] += 1
-        if status < 500 and status != 429:
+        if status not in MAY_ANSWER:
             self.wrong.append(f"refused with {status}")
 
 

@@ -15,8 +15,8 @@ from chat import presence
 from chat.logins import Login
 from chat.presence import End, Kind, Presence
 from runs import log_context, operations
-from runs.database import in_thread
-from runs.errors import EngineError
+from runs.database import AWAY, in_thread
+from runs.errors import DatabaseAway, EngineError
 from runs.follow import Event, Item
 from runs.operations import Id, Started
 from runs.states import CancelSource, OnDisconnect
@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds without an event after which something is sent, so that no proxy takes the connection for dead.
 KEEP_ALIVE = 15.0
+# Seconds until a cancel that the database did not take is requested again.
+_ASK_AGAIN = 1.0
 
 _leaving: set[asyncio.Task[None]] = set()
 
@@ -51,6 +53,7 @@ class Attendance:
         """The run's events; None whenever there was none for KEEP_ALIVE seconds.
 
         Ends after the terminal event, and earlier when the server ends the connection or the run is deleted.
+        Raises DatabaseAway, which is no disconnect: the run goes on.
         """
         following = operations.follow_run(self._login.user, self.run_id, self._after)
         async with aclosing(following) as items:
@@ -68,6 +71,10 @@ class Attendance:
                         if not coming.done():
                             yield None
                     item = coming.result()
+                except AWAY as error:
+                    logger.warning("Run %s can be followed no further for now: %s", self.run_id, error)
+                    self.release()
+                    raise DatabaseAway from None
                 finally:
                     await _end(coming)
                 if item is None:
@@ -153,13 +160,20 @@ def _cancel(login: Login, run_id: Id) -> None:
 
 
 async def _request_cancel(login: Login, run_id: Id) -> None:
-    try:
-        await in_thread(
-            operations.cancel_run,
-            login.user,
-            run_id,
-            reason="The connection that started the turn was closed.",
-            source=CancelSource.DISCONNECT,
-        )
-    except EngineError as error:  # deleted meanwhile, or the like: there is nothing left to cancel
-        logger.info("Run %s was not cancelled after its client left: %s", run_id, error.message)
+    """Until it is accepted: nobody is left who could ask again."""
+    while True:
+        try:
+            await in_thread(
+                operations.cancel_run,
+                login.user,
+                run_id,
+                reason="The connection that started the turn was closed.",
+                source=CancelSource.DISCONNECT,
+            )
+        except AWAY as error:
+            logger.warning("Run %s, whose client left, is not cancelled yet: %s", run_id, error)
+            await asyncio.sleep(_ASK_AGAIN)
+            continue
+        except EngineError as error:  # deleted meanwhile, or the like: there is nothing left to cancel
+            logger.info("Run %s was not cancelled after its client left: %s", run_id, error.message)
+        return

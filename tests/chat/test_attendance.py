@@ -4,10 +4,14 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from django.db import OperationalError
 
+from chat import attendance
 from chat.attendance import Attendance
 from chat.presence import Kind, Presence
 from runs import operations
+from runs.errors import DatabaseAway
+from tests.chat.live import eventually
 
 
 async def test_c24_a_request_that_is_cancelled_twice_lets_go_of_what_it_follows(monkeypatch):
@@ -37,3 +41,37 @@ async def test_c24_a_request_that_is_cancelled_twice_lets_go_of_what_it_follows(
     may_go.set()
     with pytest.raises(asyncio.CancelledError):
         await request
+
+
+async def test_a_database_that_is_away_is_no_disconnect(monkeypatch):
+    async def follow_run(*_):
+        yield "a change of the session"
+        raise OperationalError("the server closed the connection unexpectedly")
+
+    cancelled = []
+    monkeypatch.setattr(operations, "follow_run", follow_run)
+    monkeypatch.setattr(operations, "cancel_run", lambda *of, **how: cancelled.append(of))
+    login = SimpleNamespace(user=None)
+    attending = Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True)
+    with pytest.raises(DatabaseAway):
+        async for _ in attending.events():
+            pass
+    attending.close()
+    assert not attendance._leaving
+    assert cancelled == []
+
+
+async def test_who_leaves_while_the_database_is_away_still_takes_the_run_along(monkeypatch):
+    asked = []
+
+    async def in_thread(cancel, user, run_id, **how):
+        asked.append((cancel, run_id))
+        if len(asked) < 3:
+            raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr(attendance, "in_thread", in_thread)
+    monkeypatch.setattr(attendance, "_ASK_AGAIN", 0.01)
+    login = SimpleNamespace(user=None)
+    Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True).close()
+    await eventually(lambda: not attendance._leaving)
+    assert asked == [(operations.cancel_run, "run")] * 3

@@ -13,7 +13,7 @@ from typing import Self
 
 from chat import logins
 from chat.logins import Login
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
 from runs.errors import EngineError
 
 logger = logging.getLogger(__name__)
@@ -121,5 +121,7 @@ async def _watch_logins() -> None:
         await asyncio.sleep(LOGIN_CHECK_INTERVAL)
         try:
             await check_logins()
-        except Exception:  # a database that is away for a moment must not end the watch for good
+        except AWAY as error:
+            logger.warning("The logins of open connections could not be checked: %s", error)
+        except Exception:  # nothing may end the watch for good
             logger.exception("The logins of open connections could not be checked.")

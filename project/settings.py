@@ -98,6 +98,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "axes.middleware.AxesMiddleware",
+    "chat.away.DatabaseAwayMiddleware",
 ]
 
 ROOT_URLCONF = "project.urls"

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 from django.conf import settings
+from django.db import OperationalError
 from django.test import AsyncClient, Client
 from django.utils.html import escape
 
@@ -379,3 +380,17 @@ def test_a_browser_finds_the_icon_where_it_looks_by_itself(client):
     answer = client.get("/favicon.ico", follow=True)
     assert answer.status_code == 200
     assert answer.headers["Content-Type"] == "image/svg+xml"
+
+
+@pytest.mark.parametrize("accept", ["text/html", "application/json"])
+async def test_while_the_database_is_away_a_page_says_so(as_alice, monkeypatch, accept, caplog):
+    def away(*args, **options):
+        raise OperationalError("the server closed the connection unexpectedly")
+
+    monkeypatch.setattr("chat.session_list.read", away)
+    answer = await as_alice.get("/chat/list/", headers={"accept": accept})
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert answer.headers["Content-Type"].startswith(accept)
+    assert "The database does not answer." in answer.content.decode()
+    assert not [record for record in caplog.records if record.exc_info]

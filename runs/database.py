@@ -27,6 +27,12 @@ AWAY = (
     sqlite3.OperationalError,
 )
 
+
+def is_held(error: BaseException) -> bool:
+    """Whether the database answers, and somebody holds a row for longer than we wait."""
+    return isinstance(error.__cause__, psycopg.errors.LockNotAvailable)
+
+
 # SQLite has one writer and PostgreSQL a bounded pool of connections: more threads would only wait.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="database")
 

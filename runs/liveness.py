@@ -63,12 +63,14 @@ def is_gone(worker: Worker) -> bool:
     return False
 
 
-def dead(but: UUID | None = None) -> list[Worker]:
+def dead(but: UUID | None = None, *, silence_counts: bool = True) -> list[Worker]:
     """The dead among all workers, one of them left out of account.
+
+    Unless ``silence_counts``, a worker is dead only when its process is gone.
 
     Every process looks at each of its heartbeats, so of the living only those of this host are read.
     """
-    silent_ids = set(silent().values_list("id", flat=True))
+    silent_ids = set(silent().values_list("id", flat=True)) if silence_counts else set()
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
     others = looked_at.exclude(id=but) if but else looked_at
     return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]

@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar, Self
 from uuid import UUID
 
 from django.conf import settings
 
-from runs import agents, follow, recovery
+from runs import agents, follow, liveness, recovery
 from runs.bus import Bus
 from runs.checkpoints import Checkpoints
-from runs.database import in_thread
+from runs.database import AWAY, in_thread
 from runs.executor import TrackingExecutor
 from runs.hub import Hub
 from runs.tracking import track_tasks
@@ -32,7 +33,9 @@ class Node:
         self.leaving = False
         self.broken = asyncio.Event()  # set when the process cannot do its work any more
         self._loop = asyncio.get_running_loop()
-        self._heart: asyncio.Task[None] | None = None
+        self._regular: list[asyncio.Task[None]] = []  # the loops that do something with each heartbeat
+        self._swept_at = self._loop.time()  # when the last sweep had got through
+        self._steady_since = -math.inf  # since when no sweep was missed
 
     @classmethod
     async def start(cls) -> Self:
@@ -59,9 +62,9 @@ class Node:
 
     async def close(self) -> None:
         """Close everything at once."""
-        if self._heart is not None:
-            self._heart.cancel()
-            await asyncio.gather(self._heart, return_exceptions=True)
+        for loop in self._regular:
+            loop.cancel()
+        await asyncio.gather(*self._regular, return_exceptions=True)
         await self._end()
         await self.hub.close()
         await self.checkpoints.close()
@@ -72,15 +75,27 @@ class Node:
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
 
-    async def beat(self) -> None:
-        """One heartbeat: one recovery."""
-        await recovery.recover(self.checkpoints)
+    async def sweep(self) -> None:
+        """Bring into order what was left behind.
+
+        When no sweep got through for a while, the database was away, or all of us were suspended: the others
+        could give no sign of life, either. Then silence proves nothing before they have had their time again.
+        """
+        now = self._loop.time()
+        if now - self._swept_at > 2 * settings.RUNS_HEARTBEAT:
+            self._steady_since = now
+        patience = liveness.patience().total_seconds()
+        await self._recover(silence_counts=now - self._steady_since > patience)
+        self._swept_at = self._loop.time()
+
+    async def _recover(self, *, silence_counts: bool) -> None:
+        await recovery.recover(self.checkpoints, silence_counts=silence_counts)
 
     async def _begin(self) -> None:
-        """Beat once, then regularly."""
+        """Sweep once, then regularly."""
         Node.current = self
-        await self.beat()
-        self._heart = asyncio.create_task(self._beat_forever(), name="heartbeat")
+        await self.sweep()
+        self._do_regularly(self.sweep, "sweep")
         for loop in self._side_loops():
             loop.add_done_callback(self._side_loop_ended)
 
@@ -88,7 +103,7 @@ class Node:
         """End what the process does, while it still has what it needs for that."""
 
     def _side_loops(self) -> "list[asyncio.Task[None]]":
-        return [*([self._heart] if self._heart else []), *self.bus.tasks, *self.hub.tasks]
+        return [*self._regular, *self.bus.tasks, *self.hub.tasks]
 
     def _side_loop_ended(self, task: "asyncio.Task[None]") -> None:
         """Without any of its side loops a process only seems to work, so it has to go, loudly."""
@@ -98,13 +113,19 @@ class Node:
             )
             self.broken.set()
 
-    async def _beat_forever(self) -> None:
-        while True:
-            await asyncio.sleep(settings.RUNS_HEARTBEAT)
-            try:
-                await self.beat()
-            except Exception:  # the database may be away; a worker that misses its beats is taken for dead
-                logger.exception("The heartbeat failed.")
+    def _do_regularly(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        self._regular.append(asyncio.create_task(_do_forever(step, name), name=name))
+
+
+async def _do_forever(step: Callable[[], Awaitable[None]], name: str) -> None:
+    while True:
+        await asyncio.sleep(settings.RUNS_HEARTBEAT)
+        try:
+            await step()
+        except AWAY as error:  # the next one tells; a worker that misses its beats is taken for dead
+            logger.warning("This %s was not possible: %s", name, error)
+        except Exception:  # the next one may do better, and without any nothing would be found again
+            logger.exception("This %s failed.", name)
 
 
 @asynccontextmanager

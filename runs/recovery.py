@@ -5,8 +5,10 @@ open a page.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import partial
 from uuid import UUID
 
 from django.conf import settings
@@ -16,7 +18,7 @@ from django.db.models.functions import Now
 
 from runs import admission, agents, dispatch, interruptions, jobs, lifecycle, liveness
 from runs.checkpoints import Checkpoints
-from runs.database import in_thread
+from runs.database import AWAY, in_thread, is_held
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.models import Cancellation, Run, Session, Worker
 from runs.states import InterruptReason, RunStatus
@@ -46,18 +48,21 @@ class Swept:
         )
 
 
-async def recover(checkpoints: Checkpoints, own: UUID | None = None) -> Swept:
-    """One sweep, then what the agents' policies say of interrupted turns; ``own`` as in ``sweep``."""
-    swept = await in_thread(sweep, own)
+async def recover(checkpoints: Checkpoints, own: UUID | None = None, *, silence_counts: bool = True) -> Swept:
+    """One sweep, then what the agents' policies say of interrupted turns; parameters as in ``sweep``."""
+    swept = await in_thread(sweep, own, silence_counts=silence_counts)
     for run in await in_thread(_undecided):
         await _apply_policy(run, checkpoints, swept)
     return swept
 
 
-def sweep(own: UUID | None = None) -> Swept:
-    """One sweep; ``own`` is the worker that sweeps and never finds itself dead."""
+def sweep(own: UUID | None = None, *, silence_counts: bool = True) -> Swept:
+    """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
+
+    Unless ``silence_counts``, only those are dead whose process is gone.
+    """
     swept = Swept()
-    _bury_dead_workers(swept, own)
+    _bury_dead_workers(swept, liveness.dead(but=own, silence_counts=silence_counts))
     _end_orphans(swept)
     _settle_overdue(swept)
     _offer_waiting_sessions(swept)
@@ -66,15 +71,29 @@ def sweep(own: UUID | None = None) -> Swept:
     return swept
 
 
-def _bury_dead_workers(swept: Swept, own: UUID | None) -> None:
-    for worker in liveness.dead(but=own):
-        for run_id in Run.objects.filter(worker=worker, status=RunStatus.RUNNING).values_list(
-            "id", flat=True
-        ):
-            swept.runs_interrupted += lifecycle.interrupt(run_id, worker.id, InterruptReason.WORKER_LOST)
+def _bury_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
+    for worker in dead:
+        lost = Run.objects.filter(worker=worker, status=RunStatus.RUNNING)
+        swept.runs_interrupted += _each(lost.values_list("id", flat=True), partial(_interrupt, worker.id))
+        if lost.exists():
+            continue
         # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
         silent_since = Worker.objects.filter(id=worker.id, heartbeat_at__lte=worker.heartbeat_at)
         swept.workers_lost += remove_worker(silent_since)
+
+
+def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
+    """Do ``step`` for each; how many were changed. One that has a fault, or that somebody holds, is left to
+    the next sweep, and the others are done all the same."""
+    changed = 0
+    for one in ids:
+        try:
+            changed += step(one)
+        except Exception as error:
+            if isinstance(error, AWAY) and not is_held(error):
+                raise  # the others would meet the same
+            logger.exception("%s could not be brought into order.", one)
+    return changed
 
 
 def remove_worker(chosen: QuerySet[Worker]) -> bool:
@@ -94,8 +113,12 @@ def remove_worker(chosen: QuerySet[Worker]) -> bool:
 
 def _end_orphans(swept: Swept) -> None:
     """Runs whose worker's row is gone: another sweeper buried it between two of its steps."""
-    for run_id in Run.objects.filter(worker=None, status=RunStatus.RUNNING).values_list("id", flat=True):
-        swept.runs_interrupted += lifecycle.interrupt(run_id, None, InterruptReason.WORKER_LOST)
+    orphans = Run.objects.filter(worker=None, status=RunStatus.RUNNING)
+    swept.runs_interrupted += _each(orphans.values_list("id", flat=True), partial(_interrupt, None))
+
+
+def _interrupt(worker_id: UUID | None, run_id: UUID) -> bool:
+    return lifecycle.interrupt(run_id, worker_id, InterruptReason.WORKER_LOST)
 
 
 def overdue_cancellations() -> QuerySet[Cancellation]:
@@ -105,8 +128,9 @@ def overdue_cancellations() -> QuerySet[Cancellation]:
 
 
 def _settle_overdue(swept: Swept) -> None:
-    for cancellation_id in overdue_cancellations().values_list("id", flat=True):
-        swept.cancellations_timed_out += lifecycle.time_out_cancellation(cancellation_id)
+    swept.cancellations_timed_out += _each(
+        overdue_cancellations().values_list("id", flat=True), lifecycle.time_out_cancellation
+    )
 
 
 def _offer_waiting_sessions(swept: Swept) -> None:

@@ -35,7 +35,7 @@ class Servers:
         dispatch.attach(None)
         executions = list(supervisor.executions.values())
         writing = supervisor.writer
-        await _end(supervisor._heart, *writing.tasks)
+        await _end(*supervisor._regular, *writing.tasks)
         if writing._commit is not None:
             await writing._commit  # a transaction happens wholly or not at all
         writing._logs.clear()

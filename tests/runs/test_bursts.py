@@ -68,7 +68,7 @@ async def test_line_35_a_tool_that_may_have_run_is_run_again_only_at_the_users_w
     run_id = await stage.start()
     await event(run_id, "tool.started")
     await interrupted(stage, run_id)
-    await engine.beat()
+    await engine.sweep()
     assert (await stage.run(run_id)).resolution is None
     begun = stage.marks.count("slow_async started")
     stage.script.clear()

@@ -12,6 +12,30 @@ from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snaps
 from tests.runs.waiting import event, log_of, status, terminal, until
 
 
+async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, servers, monkeypatch):
+    ids = []
+    for n in range(3):
+        await stage.open_session()
+        stage.script.add(Round(numbered(3), Hold(f"{n}")))
+        ids.append(await stage.start(f"turn {n}"))
+        await event(ids[-1], "message.delta")
+    interrupt = lifecycle.interrupt
+
+    def interrupt_all_but_one(run_id, *of):
+        if str(run_id) == ids[1]:
+            raise ValueError("this data is no good")
+        return interrupt(run_id, *of)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lifecycle, "interrupt", interrupt_all_but_one)
+        await servers.restart()
+        for sound in (ids[0], ids[2]):
+            await interrupted(sound)
+        assert (await stage.run(ids[1])).status == "running"
+    await Supervisor.current.sweep()
+    await interrupted(ids[1])
+
+
 async def test_line_36_the_next_server_ends_what_the_dead_one_executed(stage, servers):
     words = " ".join(f"w{n}" for n in range(1, 31))
     run_id = await cut_in_answer(stage, words)
@@ -245,7 +269,7 @@ async def test_a_question_outlives_the_server_that_asked_it(stage, servers):
     waiting = await status(run_id, "waiting")
 
     await servers.restart()
-    await Supervisor.current.beat()
+    await Supervisor.current.sweep()
 
     assert (await stage.run(run_id)).status == "waiting"
     await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
@@ -290,7 +314,7 @@ async def test_the_queue_waits_for_a_decision_and_keeps_its_order(stage, servers
     queued = [await stage.start(f"queued {n}", multitask="enqueue") for n in range(3)]
     await servers.restart()
     await interrupted(run_id)
-    await Supervisor.current.beat()
+    await Supervisor.current.sweep()
     assert [(await stage.run(one)).status for one in queued] == ["queued"] * 3
     stage.script.clear()
 

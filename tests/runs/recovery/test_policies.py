@@ -53,7 +53,7 @@ async def test_line_39_at_most_so_many_times_in_a_row(servers, alice, serve, tmp
 
         left = await interrupted(run_id)
         assert (left.automatic_resumes, left.resolution) == (2, None)
-        await Supervisor.current.beat()
+        await Supervisor.current.sweep()
         assert (await snapshot(stage))["status"] == "interrupted"
         assert await in_thread(Run.objects.count) == 3
         by_hand = await resumed(stage, run_id)
@@ -75,7 +75,7 @@ async def test_line_39_a_tool_that_may_have_worked_runs_again_only_if_it_may(
         await servers.restart()
 
         await interrupted(run_id)
-        await Supervisor.current.beat()
+        await Supervisor.current.sweep()
         started = stage.marks.count("slow_async started")
         if idempotent:
             assert (await terminal((await gone_on_with(run_id)).id)).status == "completed"
@@ -103,7 +103,7 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
 
         await servers.start()
         await interrupted(run_id)
-        await Supervisor.current.beat()
+        await Supervisor.current.sweep()
 
         assert await in_thread(Run.objects.count) == 1
         assert stage.marks.count("slow_async started") == 1
@@ -156,7 +156,7 @@ async def test_a_turn_of_an_agent_that_is_gone_is_left_as_it_is(servers, alice, 
         serve(other=lambda: None)
 
         await servers.start()
-        await Supervisor.current.beat()
+        await Supervisor.current.sweep()
 
         assert (await interrupted(run_id)).resolution is None
 

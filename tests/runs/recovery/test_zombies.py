@@ -1,5 +1,6 @@
 """What lost its run and does not know it; workers that were taken for dead."""
 
+import asyncio
 from uuid import uuid4
 
 import pytest
@@ -11,8 +12,8 @@ from runs.node import process_checkpoints
 from runs.worker import Supervisor
 from tests.fakes import Hold, Round, call, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, snapshot
-from tests.runs.servers import lose_process
-from tests.runs.waiting import event, status, terminal, until
+from tests.runs.servers import lose_process, servers_of_a_test
+from tests.runs.waiting import PATIENCE, event, status, terminal, until
 
 
 async def everything(stage, run_id):
@@ -110,8 +111,28 @@ async def test_line_38_a_worker_that_was_taken_for_dead_signs_on_again(stage, se
     run_id = await stage.start()  # which it cannot claim: it is dead
 
     await supervisor.beat()
+    await supervisor.sweep()
 
     assert (await terminal(run_id)).status == "completed"
+
+
+async def test_line_38_a_worker_beats_while_its_sweep_waits(transactional_db, settings, monkeypatch):
+    """For a row that somebody holds, or because there is much to do: nobody must take it for dead."""
+    sweeping, may_end = asyncio.Event(), asyncio.Event()
+
+    async def recover(*_, **__):
+        sweeping.set()
+        await may_end.wait()
+
+    settings.RUNS_HEARTBEAT = 0.05
+    async with servers_of_a_test():
+        monkeypatch.setattr(recovery, "recover", recover)
+        async with asyncio.timeout(10 * PATIENCE):
+            await sweeping.wait()
+        found = Worker.objects.filter(id=Supervisor.current.id)
+        before = (await in_thread(found.get)).heartbeat_at
+        await until(found.filter(heartbeat_at__gt=before).exists, what="a heartbeat")
+        may_end.set()
 
 
 async def test_line_38_a_living_worker_and_a_waiting_run_are_never_reclaimed(stage, servers):

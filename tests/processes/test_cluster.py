@@ -221,17 +221,23 @@ def test_line_15_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster
     check_next(cluster, session, key)
 
 
-def test_c15_a_burst_at_two_processes_is_one_turn_after_the_other(cluster, key):
+def test_c15_line_9_a_burst_at_two_processes_is_one_turn_after_the_other(cluster, key):
     cluster.provider.add(say("One at a time.", delay=0.05), marker=key, forever=True)
     clients = list(map(cluster.at, cluster.webs()))
     session = cluster.open_session()
-    with ThreadPoolExecutor(6) as threads:
-        bodies = [{"input": f"{key} {n}", "multitask": "enqueue"} for n in range(6)]
+    with ThreadPoolExecutor(12) as threads:
         posted = [
-            threads.submit(client.post, f"sessions/{session}/runs/", json=body)
-            for client, body in zip(cycle(clients), bodies, strict=False)
+            threads.submit(
+                client.post,
+                f"sessions/{session}/runs/",
+                json={"input": f"{key} {n}", "multitask": "enqueue"},
+                headers={"Idempotency-Key": f"{key} {n}"},
+            )
+            for n in range(6)
+            for client in clients  # line 9: each of them at both, in the same moment
         ]
-        runs = [answer.result(PATIENT).raise_for_status().json()["id"] for answer in posted]
+        runs = {answer.result(PATIENT).raise_for_status().json()["id"] for answer in posted}
+    assert len(runs) == 6
     ended = sorted((cluster.ended(run) for run in runs), key=lambda run: run["position"])
     assert {run["status"] for run in ended} == {"completed"}
     for earlier, later in pairwise(ended):
@@ -379,14 +385,24 @@ def test_line_7_27_without_redis_turns_run_and_cancels_arrive(cluster, key):
     check_next(cluster, session, key)
 
 
-def test_when_postgresql_comes_back_everybody_is_still_there(cluster, key):
+def test_c34_when_postgresql_is_killed_in_mid_turn_everybody_is_still_there(cluster, key):
     before = {one.pid for one in (*cluster.webs(), *cluster.workers().values())}
-    (postgresql,) = cluster.doing("postgres")
-    postgresql.kill()
-    psutil.wait_procs([postgresql], PATIENT)
-    cluster.until(lambda: cluster.doing("postgres"), "PostgreSQL, started again")
-    cluster.whole()
-    session = cluster.open_session()
+    session, run = begin(cluster, key)
+    seen = []
+    with ThreadPoolExecutor(1) as threads:
+        client = cluster.at(cluster.webs()[0])
+        followed = threads.submit(lambda: seen.extend(stream(client, run)))
+        cluster.until(lambda: any(e["type"] == "message.delta" for e in cluster.events(run)), "the beginning")
+        (postgresql,) = cluster.doing("postgres")
+        postgresql.kill()
+        psutil.wait_procs([postgresql], PATIENT)
+        cluster.provider.open(key)  # what it says now has to wait
+        cluster.until(lambda: cluster.doing("postgres"), "PostgreSQL, started again")
+        cluster.whole()
+        assert cluster.ended(run)["status"] == "completed"
+        followed.result(PATIENT)
+    seen += stream(client, run, after=seen[-1]["seq"])
+    assert seen == cluster.events(run)
     check_next(cluster, session, key)
     assert {one.pid for one in (*cluster.webs(), *cluster.workers().values())} == before
 

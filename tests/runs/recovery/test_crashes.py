@@ -200,39 +200,43 @@ async def died_before_its_first_step(servers, admit):
     return run_id
 
 
-async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
+async def cut_behind_another(stage, servers):
+    """A turn that was interrupted in its answer, behind one that went well."""
     stage.script.add(say("Long ago."), call("mark", x="1"))
     await terminal(await stage.start("first"))
-    cut = await cut_in_answer(stage)
+    run_id = await cut_in_answer(stage)
     await servers.restart()
-    await in_thread(operations.dismiss, stage.owner, (await interrupted(cut)).id)
-    died = await died_before_its_first_step(servers, lambda: stage.start("third"))
+    await interrupted(run_id)
+    return run_id
+
+
+async def goes_on(stage, run_id):
+    """The run is resumed, and completes."""
     stage.script.clear()
     stage.script.add(say("Here it is."))
-
-    ended = await resumed(stage, died)
-
+    ended = await resumed(stage, run_id)
     assert ended.status == "completed", ended.error_message
+
+
+async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
+    cut = await cut_behind_another(stage, servers)
+    await in_thread(operations.dismiss, stage.owner, cut)
+
+    died = await died_before_its_first_step(servers, lambda: stage.start("third"))
+    await goes_on(stage, died)
+
     await assert_shown_is_sent(stage, ["first", "go", "third"])
 
 
 async def test_line_37_a_retry_that_died_before_it_went_back_does_so_when_resumed(stage, servers):
-    stage.script.add(say("Long ago."), call("mark", x="1"))
-    await terminal(await stage.start("first"))
-    cut = await cut_in_answer(stage)
-    await servers.restart()
-    await interrupted(cut)
+    cut = await cut_behind_another(stage, servers)
 
     async def retry():
         return (await in_thread(operations.retry, stage.owner, cut, "better"))["id"]
 
     died = await died_before_its_first_step(servers, retry)
-    stage.script.clear()
-    stage.script.add(say("Here it is."))
+    await goes_on(stage, died)
 
-    ended = await resumed(stage, died)
-
-    assert ended.status == "completed", ended.error_message
     await assert_shown_is_sent(stage, ["first", "better"])
 
 
@@ -242,12 +246,9 @@ async def test_line_33_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_i
     await servers.restart()
     await interrupted(cut)
     await stage.cancelled(queued)
-    stage.script.clear()
-    stage.script.add(say("Here it is."))
 
-    ended = await resumed(stage, cut)
+    await goes_on(stage, cut)
 
-    assert ended.status == "completed", ended.error_message
     await assert_shown_is_sent(stage, ["go", "second"])
 
 

@@ -6,9 +6,13 @@ from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
 from runs.callbacks import Errors
+from runs.database import AWAY
 from runs.lifecycle import Error
 from runs.states import ErrorCode
 
+DATABASE_AWAY = Error(
+    ErrorCode.INTERNAL, "The database did not answer for so long that this turn could not go on."
+)
 INTERNAL = Error(
     ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
 )
@@ -32,6 +36,8 @@ def explain(error: BaseException, errors: Errors) -> Error:
             return Error(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):
             return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+        if isinstance(cause, AWAY):
+            return DATABASE_AWAY
     return INTERNAL
 
 

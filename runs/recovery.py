@@ -90,9 +90,12 @@ def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
         try:
             changed += step(one)
         except Exception as error:
-            if isinstance(error, AWAY) and not is_held(error):
+            if is_held(error):
+                logger.warning("%s is held by somebody and left to the next sweep.", one)
+            elif isinstance(error, AWAY):
                 raise  # the others would meet the same
-            logger.exception("%s could not be brought into order.", one)
+            else:
+                logger.exception("%s could not be brought into order.", one)
     return changed
 
 

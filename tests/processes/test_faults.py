@@ -61,6 +61,8 @@ async def test_every_turn_is_accounted_for_while_everything_breaks(tmp_path):
                     await conversation.close()
                     await conversation.client.http.aclose()
             check_processes(cluster, findings)
+            ours = figures.answers[500] + figures.answers["internal"]
+            findings.check(not ours, ours, "answers told of a fault of ours, not to try again")
             check_marks(Marks(tmp_path / "marks"), conversations, findings)
             report(figures, aftermaths, rested, slowest_recovery(cluster, injector, aftermaths))
     assert not findings, f"{len(findings)} findings:\n" + "\n".join(findings[:40])

@@ -6,7 +6,7 @@ through what the filters before them have left, as far as ``runs.admin.paging`` 
 
 from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.contrib import admin
@@ -28,6 +28,9 @@ TOKENS = (
     + F("open_output_tokens")
 )
 
+# What a list is narrowed by, as its request asks for it.
+Condition: TypeAlias = Callable[[HttpRequest], Q]
+
 _WORKERS_LISTED = 30
 # Sessions of one owner, the latest ones, whose runs are shown.
 _SESSIONS = 2_000
@@ -36,14 +39,14 @@ _SESSIONS = 2_000
 class Choice(admin.SimpleListFilter):
     """Some named conditions, of which one may hold."""
 
-    conditions: dict[str, tuple[str, Callable[[], Q]]]  # value in the address: (label, condition)
+    conditions: dict[str, tuple[str, Condition]]  # by the value in the address, each with its label
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(value, label) for value, (label, _) in self.conditions.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         chosen = self.conditions.get(self.value() or "")
-        return queryset.filter(chosen[1]()) if chosen else queryset
+        return queryset.filter(chosen[1](request)) if chosen else queryset
 
 
 class Sought(admin.SimpleListFilter):
@@ -85,20 +88,20 @@ class Text(admin.SimpleListFilter):
         value = (self.value() or "").strip()
         if not value:
             return queryset
-        condition = None if "\0" in value else self.condition(value)
+        condition = None if "\0" in value else self.condition(request, value)
         return queryset.none() if condition is None else queryset.filter(condition)
 
-    def condition(self, value: str) -> Q | None:
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         """What the text asks for; None when nothing can be it."""
         raise NotImplementedError
 
 
-def _same(**value: Any) -> Callable[[], Q]:
-    return lambda: Q(**value)
+def _same(**value: Any) -> Condition:
+    return lambda _: Q(**value)
 
 
-def _within(field: str, **duration: float) -> Callable[[], Q]:
-    return lambda: Q(**{f"{field}__gte": Now() - timedelta(**duration)})
+def _within(field: str, **duration: float) -> Condition:
+    return lambda _: Q(**{f"{field}__gte": Now() - timedelta(**duration)})
 
 
 def until(field: str) -> type[Text]:
@@ -109,7 +112,7 @@ def until(field: str) -> type[Text]:
         parameter_name = "until"
         hint = "year-month-day"
 
-        def condition(self, value: str) -> Q | None:
+        def condition(self, request: HttpRequest, value: str) -> Q | None:
             try:
                 day = parse_date(value)
                 end = figures.bounds(day)[1] if day else None
@@ -120,8 +123,8 @@ def until(field: str) -> type[Text]:
     return Until
 
 
-def _before(field: str, **duration: float) -> Callable[[], Q]:
-    return lambda: Q(**{f"{field}__lt": Now() - timedelta(**duration)})
+def _before(field: str, **duration: float) -> Condition:
+    return lambda _: Q(**{f"{field}__lt": Now() - timedelta(**duration)})
 
 
 def _active(**condition: Any) -> Q:
@@ -136,20 +139,26 @@ class Status(Choice):
     title = "status"
     parameter_name = "status__exact"  # as Django would call it
     conditions = {
-        "active": ("active", _active),
+        "active": ("active", lambda _: _active()),
         **{str(status): (str(status), _same(status=status)) for status in RunStatus},
     }
+
+
+def _of_unknown_effect(request: HttpRequest) -> Q:
+    told = f"Only runs of the latest {hanging.CALLS:,} tool calls of unknown effect are shown."
+    calls = paging.latest(request, hanging.latest_of_unknown_effect(), hanging.CALLS, told)
+    return Q(id__in=calls.values("run"))
 
 
 class Attention(Choice):
     title = "attention"
     parameter_name = "attention"
     conditions = {
-        "any": ("hanging", hanging.hanging),
-        "stuck": ("stuck: no event or no worker", hanging.stuck),
-        "cancel_overdue": ("cancel overdue", hanging.overdue),
-        "worker_lost": ("worker lost", hanging.unattended),
-        "effect_unknown": ("effect unknown", hanging.effect_unknown),
+        "any": ("hanging", lambda _: hanging.hanging()),
+        "stuck": ("stuck: no event or no worker", lambda _: hanging.stuck()),
+        "cancel_overdue": ("cancel overdue", lambda _: hanging.overdue()),
+        "worker_lost": ("worker lost", lambda _: hanging.unattended()),
+        "effect_unknown": ("effect unknown", _of_unknown_effect),
     }
 
 
@@ -203,9 +212,13 @@ class Owner(Text):
     parameter_name = "owner"
     hint = "user name"
 
-    def condition(self, value: str) -> Q | None:
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         sessions = Session.objects.filter(owner__username=value).order_by("-updated_at", "-id")
-        return Q(session__in=sessions.values("id")[:_SESSIONS])
+        told = (
+            f"Only runs of the latest {_SESSIONS:,} sessions of this owner are shown. The list of sessions "
+            "leads to those of older ones."
+        )
+        return Q(session__in=paging.latest(request, sessions, _SESSIONS, told).values("id"))
 
 
 class OfSession(Text):
@@ -213,7 +226,7 @@ class OfSession(Text):
     parameter_name = "session"
     hint = "session id"
 
-    def condition(self, value: str) -> Q | None:
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         identifier = _uuid(value)
         return Q(session=identifier) if identifier else None
 
@@ -229,15 +242,15 @@ class Age(Choice):
     }
 
 
-def _event_within(**duration: float) -> Callable[[], Q]:
+def _event_within(**duration: float) -> Condition:
     # The last event of what has ended is its end, which has an index.
     since = Now() - timedelta(**duration)
     late = Q(status__in=ACTIVE, last_event_at__gte=since) | Q(finished_at__gte=since)
-    return lambda: Q(id__in=Run.objects.filter(late).values("id"))
+    return lambda _: Q(id__in=Run.objects.filter(late).values("id"))
 
 
-def _silent_for(**duration: float) -> Callable[[], Q]:
-    return lambda: _active(last_event_at__lt=Now() - timedelta(**duration))
+def _silent_for(**duration: float) -> Condition:
+    return lambda _: _active(last_event_at__lt=Now() - timedelta(**duration))
 
 
 class LastEvent(Choice):
@@ -270,13 +283,17 @@ class SessionOwner(Text):
     parameter_name = "owner"
     hint = "user name"
 
-    def condition(self, value: str) -> Q | None:
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         return Q(owner__username=value)
 
 
-def _with_run(**condition: Any) -> Callable[[], Q]:
-    newest = Run.objects.filter(**condition).order_by("-created_at", "-id").values("session")
-    return lambda: Q(id__in=newest[: paging.COUNTED])
+def _with_run(**condition: Any) -> Condition:
+    def found(request: HttpRequest) -> Q:
+        newest = Run.objects.filter(**condition).order_by("-created_at", "-id")
+        told = f"Only sessions of the latest {paging.COUNTED:,} such runs are shown."
+        return Q(id__in=paging.latest(request, newest, paging.COUNTED, told).values("session"))
+
+    return found
 
 
 class SessionState(Choice):
@@ -323,7 +340,7 @@ class Actor(Sought, Text):
     parameter_name = "actor"
     hint = "user name"
 
-    def condition(self, value: str) -> Q | None:
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         return Q(actor=value)
 
 

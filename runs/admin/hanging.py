@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from runs import attention, liveness
@@ -11,7 +11,7 @@ from runs.models import Run, ToolCall, Worker
 from runs.states import Effect, RunStatus
 
 # Tool calls of unknown effect whose runs are shown.
-_CALLS = 10_000
+CALLS = 10_000
 
 
 def stuck() -> Q:
@@ -36,10 +36,9 @@ def hanging() -> Q:
     return Q(id__in=either.filter(status=RunStatus.RUNNING).values("id"))
 
 
-def effect_unknown() -> Q:
-    """With a tool call that may have done its work; the latest such calls, if there are very many."""
-    latest = ToolCall.objects.filter(effect=Effect.UNKNOWN).order_by("-started_at").values("run")
-    return Q(id__in=latest[:_CALLS])
+def latest_of_unknown_effect() -> QuerySet[ToolCall]:
+    """Tool calls that may have done their work, the latest first."""
+    return ToolCall.objects.filter(effect=Effect.UNKNOWN).order_by("-started_at")
 
 
 def signs(run: Run, now: datetime) -> list[str]:

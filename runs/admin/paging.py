@@ -6,6 +6,7 @@ just these in order. What no index leads to is looked for among the first LOOKED
 so, and whoever looks for what lies behind narrows the list.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -25,8 +26,13 @@ COUNTED = 10_000
 LOOKED_THROUGH = 100_000
 # Hanging runs that are put first, those of them that the list is of.
 _HANGING = 1_000
-# The mark on a request of which not all rows were looked through.
-_IS_PARTIAL = "console_is_partial"
+# Where a request keeps what its list does not show of what it was asked for.
+_LEFT_OUT = "console_left_out"
+
+NO_INDEX = (
+    "Some of what was asked for has no index: it was looked for among the latest. Choose an earlier latest "
+    "day, or narrow the list otherwise, to look further back."
+)
 
 Row = TypeVar("Row", bound=Model)
 
@@ -43,13 +49,27 @@ def among_first(request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
     )
     if not behind:
         return rows
-    mark_partial(request)
+    leave_out(request, NO_INDEX)
     return rows.filter(**{f"{field}__{'gte' if str(order).startswith('-') else 'lte'}": behind[0]})
 
 
-def mark_partial(request: HttpRequest) -> None:
-    """Note that the list of this request may lack what it was asked for."""
-    setattr(request, _IS_PARTIAL, True)
+def latest(request: HttpRequest, rows: QuerySet[Row], bound: int, left_out: str) -> QuerySet[Row]:
+    """The first ``bound`` of these rows in their order; if there are more, the page says what is left out."""
+    if rows.values("pk")[bound : bound + 1]:
+        leave_out(request, left_out)
+    return rows[:bound]
+
+
+def leave_out(request: HttpRequest, sentence: str) -> None:
+    """Note what the list of this request lacks of what it was asked for."""
+    told = left_out_of(request)
+    if sentence not in told:
+        setattr(request, _LEFT_OUT, [*told, sentence])
+
+
+def left_out_of(request: HttpRequest) -> list[str]:
+    """What was noted so far, a sentence each."""
+    return list(getattr(request, _LEFT_OUT, ()))
 
 
 class BoundedPaginator(Paginator):
@@ -109,7 +129,7 @@ class BoundedChangeList(ChangeList):
 
     model_admin: Any  # a ConsoleAdmin
     has_own_order = True  # or the same backwards: no more rows are put in order than are shown
-    is_partial = False  # not all rows were looked through
+    left_out: Sequence[str] = ()  # what it does not show of what it was asked for, a sentence each
 
     def get_queryset(
         self, request: HttpRequest, exclude_parameters: list[str | None] | None = None
@@ -131,7 +151,7 @@ class BoundedChangeList(ChangeList):
         rows = self.apply_select_related(self.root_queryset).order_by().in_bulk(keys)
         self.result_list = [rows[key] for key in keys if key in rows]
         self.model_admin.prepare(request, self.result_list)
-        self.is_partial = getattr(request, _IS_PARTIAL, False)
+        self.left_out = left_out_of(request)
         self.result_count = self.paginator.count
         self.multi_page = self.result_count > self.list_per_page
         self.full_result_count = None if self.query else self.result_count  # None offers to show all again

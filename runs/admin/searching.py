@@ -34,12 +34,12 @@ def _called(request: HttpRequest, words: str) -> list[int]:
     part = users.filter(**{f"{name}__icontains": words}).values_list("pk", flat=True)
     found = [*exactly, *part[: OWNERS + 1]]
     if len(found) > OWNERS:
-        paging.mark_partial(request)
+        paging.leave_out(request, paging.NO_INDEX)
     return found[:OWNERS]
 
 
 def _ids(request: HttpRequest, sessions: QuerySet[Session]) -> list[UUID]:
     found = list(sessions.values_list("id", flat=True)[: SESSIONS + 1])
     if len(found) > SESSIONS:
-        paging.mark_partial(request)
+        paging.leave_out(request, paging.NO_INDEX)
     return found[:SESSIONS]

@@ -54,7 +54,9 @@ def test_c37_what_has_no_index_is_looked_for_among_the_latest(console, runs, mon
     for run in runs:
         at(run, agent="rare")
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 3)
-    monkeypatch.setattr(filters.Tokens, "conditions", {"50": ("50", lambda: filters.Q(input_tokens__gte=20))})
+    monkeypatch.setattr(
+        filters.Tokens, "conditions", {"50": ("50", lambda _: filters.Q(input_tokens__gte=20))}
+    )
     assert runs_listed(console, tokens="50") == runs[2:4]
     assert runs_listed(console, agent="rare") == runs[:4]
     assert LOOKED_THROUGH in the_list(console, query="agent=rare")
@@ -131,8 +133,26 @@ def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, mo
     found = [running_run(alice, None) for _ in range(3)]
     for run in found:
         a_call(run, effect=Effect.UNKNOWN)
-    monkeypatch.setattr("runs.admin.hanging._CALLS", 2)
+    monkeypatch.setattr("runs.admin.hanging.CALLS", 2)
     assert set(runs_listed(console, attention="effect_unknown")) == {str(run.id) for run in found[1:]}
+
+
+def test_c37_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alice, bob, monkeypatch):
+    for _ in range(2):
+        a_call(running_run(alice, a_worker()), effect=Effect.UNKNOWN)
+    a_run(bob)
+    asked = [
+        (("run", "owner=alice"), "Only runs of the latest 1 sessions of this owner are shown"),
+        (("run", "attention=effect_unknown"), "Only runs of the latest 1 tool calls of unknown effect are"),
+        (("session", "status=running"), "Only sessions of the latest 1 such runs are shown."),
+    ]
+    for (name, query), told in asked:
+        assert "Only" not in the_list(console, name, query), told
+    for place in ("filters._SESSIONS", "hanging.CALLS", "paging.COUNTED"):
+        monkeypatch.setattr(f"runs.admin.{place}", 1)
+    for (name, query), told in asked:
+        assert told in the_list(console, name, query)
+    assert "Only runs" not in the_list(console, query="owner=bob")
 
 
 def test_no_query_string_asks_for_the_words_of_others(staff, alice):

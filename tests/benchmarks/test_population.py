@@ -40,7 +40,7 @@ def bounds_of_a_test():
             (paging, "LOOKED_THROUGH"),
             (searching, "SESSIONS"),
             (filters, "_SESSIONS"),
-            (hanging, "_CALLS"),
+            (hanging, "CALLS"),
         ):
             patched.setattr(place, bound, 30)
         yield

@@ -40,6 +40,11 @@ def beating() -> QuerySet[Worker]:
     return Worker.objects.filter(heartbeat_at__gte=Now() - patience())
 
 
+def taking_turns() -> list[Worker]:
+    """Workers that are alive, as far as one can see, and take turns."""
+    return [worker for worker in beating().filter(leaving=False) if not is_gone(worker)]
+
+
 def patience() -> timedelta:
     """How long a worker may be silent."""
     return timedelta(seconds=settings.RUNS_HEARTBEAT * MISSED_BEATS)
@@ -87,7 +92,7 @@ def seen_beating() -> Worker | None:
     The row of one that was killed on another host says for a while that it lives; only a beat is proof.
     """
     deadline = time.monotonic() + settings.RUNS_HEARTBEAT * 1.5
-    candidates = {one.id: one for one in beating().filter(leaving=False) if not is_gone(one)}
+    candidates = {one.id: one for one in taking_turns()}
     while candidates and time.monotonic() < deadline:
         time.sleep(min(0.2, settings.RUNS_HEARTBEAT / 5))
         for found in beating().filter(id__in=list(candidates), leaving=False):

@@ -6,7 +6,7 @@ A live worker's run is never touched: only force-cancel acts without the worker.
 
 from dataclasses import dataclass, field
 
-from runs import admission, dispatch, lifecycle, liveness, recovery
+from runs import admission, attention, dispatch, lifecycle, liveness, recovery
 from runs.errors import NotInterrupted
 from runs.models import Run
 from runs.states import InterruptReason, Resolution, RunStatus
@@ -60,10 +60,15 @@ def _running(run: Run, result: Reconciled) -> None:
 
 def _queued(run: Run, result: Reconciled) -> None:
     dispatch.request(run.session_id)
-    if lifecycle.unresolved_interruption(run.session) is not None:
-        result.found("It is queued behind an interrupted run about which nobody has decided yet.")
+    ahead = attention.ahead_of_queues([run.session_id]).get(run.session_id)
+    if ahead is None:
+        _offered("It is queued", result)
+    elif ahead.status == RunStatus.INTERRUPTED:
+        result.found(
+            f"It is queued behind the interrupted run {ahead.id}; nobody has decided about that yet."
+        )
     else:
-        result.found("It is queued; its session was offered to a worker again.")
+        result.found(f"It is queued behind the run {ahead.id}, which is {ahead.status}.")
 
 
 def _waiting(run: Run, result: Reconciled) -> None:
@@ -71,7 +76,14 @@ def _waiting(run: Run, result: Reconciled) -> None:
         result.found("It waits for its user's answer; no worker is concerned with it.")
     else:
         dispatch.request(run.session_id)
-        result.found("It was answered; its session was offered to a worker again.")
+        _offered("It was answered", result)
+
+
+def _offered(found: str, result: Reconciled) -> None:
+    if liveness.taking_turns():
+        result.found(f"{found}; its session was offered to a worker again.")
+    else:
+        result.found(f"{found}, and no worker is there that takes turns; it goes on when one has started.")
 
 
 def _interrupted(run: Run, result: Reconciled) -> None:

@@ -8,7 +8,8 @@ from uuid import UUID
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 
-from runs import liveness, operators, recovery
+from runs import attention, liveness, operators, recovery
+from runs.admin.wording import short
 from runs.errors import EngineError
 from runs.models import Run, ToolCall
 from runs.operators import Done
@@ -26,6 +27,8 @@ class Seen:
     worker_is_dead: bool
     cancel_is_overdue: bool
     uncertain_tools: list[str]  # names of those that may have done their work
+    ahead: Run | None  # what its session's queue waits behind
+    has_taker: bool  # some worker takes turns
 
     @property
     def is_undecided(self) -> bool:
@@ -60,9 +63,16 @@ def look(runs: Iterable[Run]) -> list[Seen]:
         uncertain.setdefault(run_id, []).append(name)
     workers = {run.worker for run in runs if run.worker is not None and run.status == RunStatus.RUNNING}
     dead = {worker.id for worker in workers if liveness.is_dead(worker)}
+    ahead = attention.ahead_of_queues({run.session_id for run in runs if run.status == RunStatus.QUEUED})
+    has_taker = bool(liveness.taking_turns())
     return [
         Seen(
-            run, run.worker_id is None or run.worker_id in dead, run.id in overdue, uncertain.get(run.id, [])
+            run,
+            run.worker_id is None or run.worker_id in dead,
+            run.id in overdue,
+            uncertain.get(run.id, []),
+            ahead.get(run.session_id),
+            has_taker,
         )
         for run in runs
     ]
@@ -131,6 +141,12 @@ def _foresee_reconcile(seen: Seen) -> str:
         return "Nothing changes: its worker is alive. Force-cancel would end it."
     if seen.run.status == RunStatus.WAITING and seen.run.answers is None:
         return "Nothing changes: it waits for its user's answer."
+    if seen.ahead is not None:
+        undecided = _waits_for_decision(seen.ahead)
+        what = "about which nobody has decided" if undecided else f"which is {seen.ahead.status}"
+        return f"Nothing changes: it waits behind the run {short(seen.ahead.id)}, {what}."
+    if not seen.has_taker:
+        return "Nothing changes: no worker is there that takes turns. It goes on when one has started."
     return "Its session is offered to a worker again."
 
 

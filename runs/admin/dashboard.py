@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib import admin
-from django.db.models import Model
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
@@ -25,6 +25,7 @@ from runs.states import TERMINAL, RunStatus
 DAYS = 30
 AGENTS = 5  # that are told apart in a picture; the table has all of them
 WORKERS = 20  # the busiest ones, in the picture; the table has as many again
+COUNTED = 10_000  # of anything that may need attention
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # seconds a cancel may have taken
 
 
@@ -58,6 +59,12 @@ class Check:
     count: int
     why: str  # it matters, or what to do
     url: str
+    or_more: bool = False  # so many were looked at, and there may be others
+
+    @property
+    def told(self) -> str:
+        """How many, in words."""
+        return f"{'at least ' if self.or_more else ''}{self.count:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Dashboard:
     @property
     def news(self) -> str:
         """What needs attention, as one sentence."""
-        found = [f"{check.name.lower()}: {check.count:,}" for check in self.checks if check.count]
+        found = [f"{check.name.lower()}: {check.told}" for check in self.checks if check.count]
         return f"Needs attention: {', '.join(found)}." if found else "Nothing needs attention."
 
 
@@ -102,39 +109,65 @@ def _list_of(model: type[Model], **filters: str) -> str:
 
 def _checks(user: Any) -> Iterator[Check]:
     if _may_view(user, Run):
-        yield Check(
+        yield _counted(
             "Stuck runs",
-            attention.stuck_runs().count(),
+            attention.stuck_runs(),
             "Their worker does not beat, or they were silent for too long. Reconcile or force-cancel them.",
             _list_of(Run, attention="stuck"),
         )
-        yield Check(
+        yield _counted(
             "Overdue cancels",
-            attention.overdue_cancels().count(),
+            attention.overdue_cancels(),
             "These runs were to be cancelled and run on. Force-cancel ends them without their worker.",
             _list_of(Run, attention="cancel_overdue"),
         )
+        yield _counted(
+            "Turns nobody takes",
+            attention.untaken_runs(),
+            f"Nothing is ahead of them, and no worker takes them. {_what_takers_there_are()}",
+            _list_of(Run, attention="untaken"),
+        )
     if _may_view(user, Worker):
-        yield Check(
+        yield _counted(
             "Dead workers",
-            attention.dead_workers().count(),
+            attention.dead_workers(),
             "Processes that have stopped beating. Their runs are taken from them by the next sweep.",
             _list_of(Worker),
         )
+    if _may_view(user, Run):
+        yield _counted(
+            "Interrupted turns",
+            attention.undecided_runs(),
+            "Of the last day, and nobody has decided about them. Their users can; so do Resume and Dismiss.",
+            _list_of(Run, attention="undecided"),
+        )
     if _may_view(user, Run, ToolCall):
-        yield Check(
+        yield _counted(
             "Unknown effects",
-            attention.unknown_effects().count(),
+            attention.unknown_effects(),
             "Tool calls of the last day that began and were given up: they may have done part of their work.",
             _list_of(Run, attention="effect_unknown"),
         )
     if _may_view(user, Run, Session):
+        queues, or_more = attention.long_queues()
         yield Check(
             "Long queues",
-            len(attention.long_queues()),
+            len(queues),
             f"Sessions with {attention.LONG_QUEUE} or more turns in line.",
-            _list_of(Run, status__exact=RunStatus.QUEUED),
+            _list_of(Run, attention="long_queue"),
+            or_more,
         )
+
+
+def _counted(name: str, rows: QuerySet[Any], why: str, url: str) -> Check:
+    count = rows.order_by()[: COUNTED + 1].count()
+    return Check(name, min(count, COUNTED), why, url, or_more=count > COUNTED)
+
+
+def _what_takers_there_are() -> str:
+    if takers := len(liveness.taking_turns()):
+        return f"{_many(takers, 'worker')} could: Reconcile offers them again."
+    return "There is none that could: start one, or cancel what nobody should wait for."
 
 
 # Pictures

@@ -19,7 +19,7 @@ from django.utils.dateparse import parse_date
 from runs import agents, figures
 from runs.admin import hanging, paging
 from runs.models import Run, Session, Worker
-from runs.states import ACTIVE, CancelOutcome, CancelSource, RunStatus, SessionStatus
+from runs.states import ACTIVE, CancelOutcome, CancelSource, Resolution, RunStatus, SessionStatus
 
 TOKENS = (
     Coalesce(F("input_tokens"), 0)
@@ -158,6 +158,9 @@ class Attention(Choice):
         "stuck": ("stuck: no event or no worker", lambda _: hanging.stuck()),
         "cancel_overdue": ("cancel overdue", lambda _: hanging.overdue()),
         "worker_lost": ("worker lost", lambda _: hanging.unattended()),
+        "untaken": ("not taken by any worker", lambda _: hanging.untaken()),
+        "undecided": ("interrupted of late, undecided", lambda _: hanging.undecided()),
+        "long_queue": ("in a long queue", lambda _: hanging.in_long_queue()),
         "effect_unknown": ("effect unknown", _of_unknown_effect),
     }
 
@@ -261,6 +264,15 @@ class LastEvent(Choice):
         "hour": ("in the last hour", _event_within(hours=1)),
         "silent_minute": ("active, over a minute ago", _silent_for(minutes=1)),
         "silent_hour": ("active, over an hour ago", _silent_for(hours=1)),
+    }
+
+
+class Decision(Sought, Choice):
+    title = "decision"
+    parameter_name = "decision"
+    conditions = {
+        "none": ("interrupted, undecided", _same(status=RunStatus.INTERRUPTED, resolution=None)),
+        **{str(one): (str(one), _same(resolution=one)) for one in Resolution},
     }
 
 

@@ -1,6 +1,8 @@
 """Which runs need somebody's attention, as conditions of a query and as words beside a run."""
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from django.conf import settings
 from django.db.models import Q, QuerySet
@@ -24,6 +26,16 @@ def overdue() -> Q:
     return Q(id__in=attention.overdue_cancels().values("id"))
 
 
+def untaken() -> Q:
+    """In line, or answered, and no worker takes it."""
+    return Q(id__in=attention.untaken_runs().values("id"))
+
+
+def undecided() -> Q:
+    """Interrupted in the last day, and nobody has decided about it."""
+    return Q(id__in=attention.undecided_runs().values("id"))
+
+
 def unattended() -> Q:
     """Running without a worker that gives signs of life."""
     lost = Q(worker=None) | ~Q(worker__in=liveness.beating())
@@ -31,9 +43,16 @@ def unattended() -> Q:
 
 
 def hanging() -> Q:
-    """Any of these."""
-    either = attention.stuck_runs() | attention.overdue_cancels()
-    return Q(id__in=either.filter(status=RunStatus.RUNNING).values("id"))
+    """Stuck, overdue or taken by nobody."""
+    running = attention.stuck_runs() | attention.overdue_cancels()
+    running = running.filter(status=RunStatus.RUNNING)
+    return Q(id__in=running.values("id").union(attention.untaken_runs().values("id")))
+
+
+def in_long_queue() -> Q:
+    """In a queue of unusual length."""
+    sessions, _ = attention.long_queues()
+    return Q(session__in=sessions, status=RunStatus.QUEUED)
 
 
 def latest_of_unknown_effect() -> QuerySet[ToolCall]:
@@ -41,10 +60,31 @@ def latest_of_unknown_effect() -> QuerySet[ToolCall]:
     return ToolCall.objects.filter(effect=Effect.UNKNOWN).order_by("-started_at")
 
 
-def signs(run: Run, now: datetime) -> list[str]:
-    """The same of a run that was read with its worker, in words."""
-    if run.status != RunStatus.RUNNING:
-        return []
+def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
+    """The same of runs that were read with their workers, in words."""
+    in_line = [run.id for run in runs if run.status in (RunStatus.QUEUED, RunStatus.WAITING)]
+    untaken_ids: set[UUID] = set()
+    if in_line:
+        untaken_ids.update(attention.untaken_runs().filter(id__in=in_line).values_list("id", flat=True))
+    states = {run.worker: state_of(run.worker) for run in runs if run.worker and _is_running(run)}
+    found = {}
+    for run in runs:
+        if _is_running(run):
+            found[run.id] = _of_running(run, states[run.worker] if run.worker else "gone", now)
+        elif run.id in untaken_ids:
+            found[run.id] = ["not taken"]
+        elif run.status == RunStatus.INTERRUPTED and run.resolution is None:
+            found[run.id] = ["undecided"]
+        else:
+            found[run.id] = []
+    return found
+
+
+def _is_running(run: Run) -> bool:
+    return run.status == RunStatus.RUNNING
+
+
+def _of_running(run: Run, worker_state: str, now: datetime) -> list[str]:
     found = []
     if now - run.last_event_at > attention.silence():
         found.append("stuck")
@@ -53,12 +93,12 @@ def signs(run: Run, now: datetime) -> list[str]:
         found.append("cancel overdue")
     elif asked:
         found.append("cancel pending")
-    if run.worker is None or is_silent(run.worker.heartbeat_at, now):
+    if worker_state in ("gone", "silent"):
         found.append("worker lost")
     return found
 
 
-def is_silent(heartbeat_at: datetime, now: datetime) -> bool:
+def _is_silent(heartbeat_at: datetime, now: datetime) -> bool:
     """Whether a worker has missed so many heartbeats that it is taken for dead."""
     return now - heartbeat_at > timedelta(seconds=settings.RUNS_HEARTBEAT * liveness.MISSED_BEATS)
 
@@ -67,6 +107,6 @@ def state_of(worker: Worker) -> str:
     """A worker in a word: beating, leaving, silent, or gone when its process is not there any more."""
     if liveness.is_gone(worker):
         return "gone"
-    if is_silent(worker.heartbeat_at, timezone.now()):
+    if _is_silent(worker.heartbeat_at, timezone.now()):
         return "silent"
     return "leaving" if worker.leaving else "beating"

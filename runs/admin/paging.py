@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage, Page, Paginator
-from django.db.models import Model, QuerySet
+from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
 from runs.admin import hanging
 from runs.models import Run
-from runs.states import RunStatus
 
 # Rows that are counted, and to which pages lead.
 COUNTED = 10_000
@@ -112,9 +111,9 @@ class HangingFirstPaginator(BoundedPaginator):
     def keys(self) -> list[Any]:
         hanging_runs = Run.objects.filter(hanging.hanging()).order_by("last_event_at", "id")
         hang = list(_keys(hanging_runs)[:_HANGING])
-        # The status, which all of them have, leads to them more surely than their keys.
-        found = self.object_list.order_by().filter(pk__in=hang, status=RunStatus.RUNNING)
-        listed = set(_keys(found)) if hang else set()
+        # Looked at one by one: a database might rather go through all that one of the filters leads to.
+        is_listed = Exists(self.object_list.order_by().filter(pk=OuterRef("pk")))
+        listed = set(_keys(Run.objects.filter(is_listed, pk__in=hang))) if hang else set()
         first = [key for key in hang if key in listed]
         return [*first, *(key for key in super().keys if key not in listed)][:COUNTED]
 

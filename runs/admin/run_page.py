@@ -10,15 +10,16 @@ from django.db.models import TextField
 from django.db.models.functions import Cast, Length, Substr
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from runs import inspection, operators, statistics
+from runs import attention, inspection, liveness, operators, statistics
 from runs.admin import hanging, timeline
 from runs.admin.actions import buttons_for
 from runs.admin.base import actor_of
-from runs.admin.wording import NOTHING, badge, between, clock, number, span
+from runs.admin.wording import NOTHING, badge, between, clock, link, number, short, span
 from runs.models import Cancellation, Run, RunEvent, ToolCall
-from runs.states import ACTIVE, Effect
+from runs.states import ACTIVE, Effect, Resolution, RunStatus
 
 EVENTS = 50  # on a page of the log
 _SHOWN = 4000  # characters of one event, argument or result
@@ -51,9 +52,11 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
         "reads": reads,
         "is_live": run.status in ACTIVE,
         "state": badge(run.status),
-        "signs": [badge(sign, "wait" if sign == "cancel pending" else "bad") for sign in signs],
+        "signs": [badge(sign) for sign in signs],
         "buttons": buttons_for(request, run),
         "facts": _facts(run, now),
+        "place": _place(request, run),
+        "successor": _successor(run),
         "worker_state": badge(hanging.state_of(run.worker)) if run.worker else None,
         "worker_beat": between(run.worker.heartbeat_at, now) if run.worker else None,
         "numbers": _numbers(run, now),
@@ -90,7 +93,31 @@ def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 def _signs(run: Run, calls: list[ToolCall], now: datetime) -> list[str]:
     unknown = any(call.effect == Effect.UNKNOWN for call in calls)
-    return hanging.signs(run, now) + (["effect unknown"] if unknown else [])
+    return hanging.signs([run], now)[run.id] + (["effect unknown"] if unknown else [])
+
+
+def _place(request: HttpRequest, run: Run) -> str | SafeString:
+    """Why a run that no worker has in hand is where it is."""
+    if run.status != RunStatus.QUEUED:
+        return "The worker that executed it is not there any more." if run.claim else "No worker took it."
+    ahead = attention.ahead_of_queues([run.session_id]).get(run.session_id)
+    if ahead is not None:
+        name = link(actor_of(request), "run", ahead.id, short(ahead.id))
+        if ahead.status == RunStatus.INTERRUPTED:
+            return format_html(
+                "It waits behind the interrupted run {}, about which nobody has decided.", name
+            )
+        return format_html("It waits behind the run {}, which is {}.", name, ahead.status)
+    if liveness.taking_turns():
+        return "No worker has taken it yet."
+    return "No worker has taken it, and none is there that takes turns."
+
+
+def _successor(run: Run) -> Run | None:
+    """The run in which this one was resumed or retried."""
+    if run.resolution == Resolution.RESUMED:
+        return run.resumed_by.only("id").first()
+    return run.retried_by.only("id").first() if run.resolution == Resolution.RETRIED else None
 
 
 def _facts(run: Run, now: datetime) -> list[tuple[str, str | SafeString]]:

@@ -44,6 +44,7 @@ class RunAdmin(ConsoleAdmin):
         filters.until("created_at"),
         filters.LastEvent,
         filters.Agent,
+        filters.Decision,
         filters.Tokens,
     )
     list_select_related = ("session__owner", "worker")
@@ -61,7 +62,9 @@ class RunAdmin(ConsoleAdmin):
         return super().get_queryset(request).defer(*_LEFT_OUT).annotate(tokens=filters.TOKENS)
 
     def prepare(self, request: HttpRequest, rows: Any) -> None:
+        signs = hanging.signs(rows, timezone.now())
         for run in rows:
+            run.signs = signs[run.id]
             run.reader = actor_of(request)
             run.reads = operators.may_read(run.reader, run.session.owner_id)
 
@@ -92,8 +95,7 @@ class RunAdmin(ConsoleAdmin):
 
     @admin.display(description="status", ordering="status")
     def state(self, run: Run) -> SafeString:
-        signs = hanging.signs(run, timezone.now())
-        marks = [(badge(sign, "wait" if sign == "cancel pending" else "bad"),) for sign in signs]
+        marks = [(badge(sign),) for sign in run.signs]  # type: ignore[attr-defined]
         return format_html("{}{}", badge(run.status), format_html_join("", " {}", marks))
 
     @admin.display(description="session")

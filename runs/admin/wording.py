@@ -13,7 +13,8 @@ from runs.models import Run, Session
 
 NOTHING = "\N{EN DASH}"
 
-# How a state looks: good, bad, busy, quiet or waiting. The colour is never the only sign, the word is there.
+# How a state or a sign looks: good, bad, busy, quiet or waiting. The colour is never the only sign, the word
+# is there.
 _TONES = {
     "completed": "good",
     "cancelled": "quiet",
@@ -31,6 +32,13 @@ _TONES = {
     "gone": "bad",
     "leaving": "wait",
     "idle": "quiet",
+    "stuck": "bad",
+    "cancel overdue": "bad",
+    "cancel pending": "wait",
+    "worker lost": "bad",
+    "not taken": "bad",
+    "undecided": "wait",
+    "effect unknown": "bad",
 }
 
 

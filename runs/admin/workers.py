@@ -63,6 +63,7 @@ class WorkerAdmin(ConsoleAdmin):
             "session__owner", "worker"
         )
         page = list(runs.defer("input", "questions", "answers").order_by("last_event_at")[: _RUNS + 1])
+        signs = hanging.signs(page, now)
         return {
             "title": f"Worker {found}",
             "state": badge(hanging.state_of(found)),
@@ -76,16 +77,16 @@ class WorkerAdmin(ConsoleAdmin):
                 ("Stragglers", str(found.stragglers)),
                 ("Id", str(found.id)),
             ],
-            "runs": [_line(run, now) for run in page[:_RUNS]],
+            "runs": [_line(run, signs[run.id], now) for run in page[:_RUNS]],
             "runs_cut": len(page) > _RUNS,
         }
 
 
-def _line(run: Run, now: datetime) -> dict[str, Any]:
+def _line(run: Run, signs: list[str], now: datetime) -> dict[str, Any]:
     return {
         "run": run,
         "name": short(run.id),
         "age": ago(run.created_at, now),
         "last": ago(run.last_event_at, now),
-        "signs": [badge(sign, "bad") for sign in hanging.signs(run, now)],
+        "signs": [badge(sign) for sign in signs],
     }

@@ -2,7 +2,7 @@
 
 import re
 from datetime import timedelta
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -62,6 +62,20 @@ def test_line_42_what_hangs_comes_first_then_the_newest(console, alice):
     by_age = runs_listed(console, o="3")
     assert by_age[:2] == [older, newer]
     assert runs_listed(console, o="-3") == by_age[::-1]
+
+
+def test_line_42_a_turn_that_nobody_takes_hangs_too(console, alice):
+    untaken, fresh = a_run(alice), a_run(alice)
+    for run in (untaken, fresh):
+        a_run(alice, RunStatus.QUEUED, str(session_of(run).id))
+    newest = a_run(alice, RunStatus.COMPLETED)
+    Session.objects.filter(runs=untaken).update(updated_at=timezone.now() - timedelta(minutes=1))
+    at(untaken, last_event_at=timezone.now() - timedelta(minutes=1))
+    listed = runs_listed(console)
+    assert listed[0] == untaken
+    assert listed[2] == newest, "both turns of its queue come first"
+    assert set(runs_listed(console, attention="untaken")) == set(listed[:2])
+    assert words_of(console.get(reverse("admin:runs_run_changelist"))).count("queued not taken") == 2
 
 
 def test_line_42_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
@@ -226,6 +240,33 @@ def test_line_42_a_runs_page_shows_all_there_is_to_know(console, alice, olivia):
     content = page(console, "run", run.id).content.decode()
     assert {"queue", "llm", "tool", "cancel"} <= set(re.findall(r'<tr class="bar-(\w+)">', content))
     assert "<script" not in content.split('id="run-live"')[1].split("</main>")[0]
+
+
+def test_a_queued_runs_page_says_what_it_waits_for(console, alice):
+    session = open_session(alice)
+    ahead = running_run(alice, a_worker(), session)
+    queued = a_run(alice, RunStatus.QUEUED, session)
+    behind = page(console, "run", queued)
+    assert f"It waits behind the run {str(ahead.id)[:8]} , which is running." in words_of(behind)
+    assert reverse("admin:runs_run_change", args=[ahead.id]) in behind.content.decode()
+    at(ahead, status=RunStatus.INTERRUPTED, finished_at=timezone.now())
+    assert "the interrupted run" in words_of(page(console, "run", queued))
+    assert "undecided" in words_of(page(console, "run", ahead.id))
+    operators.dismiss(get_user_model().objects.get(username="olivia"), ahead.id, "why")
+    assert "No worker has taken it yet." in words_of(page(console, "run", queued))
+    Worker.objects.all().delete()
+    assert "No worker has taken it, and none is there that takes turns." in words_of(
+        page(console, "run", queued)
+    )
+
+
+@pytest.mark.parametrize("command", ["resume", "retry"])
+def test_a_run_that_went_on_in_another_leads_to_it(console, alice, command):
+    run = a_run(alice, RunStatus.INTERRUPTED)
+    following = getattr(operations, command)(alice, run)["id"]
+    words = words_of(page(console, "run", run))
+    assert f"{'Resumed' if command == 'resume' else 'Retried'} in {following}" in words
+    assert run in words_of(page(console, "run", following))
 
 
 def test_line_42_the_log_is_paged_newest_first(console, alice):
@@ -415,3 +456,23 @@ def test_a_worker_that_is_gone_says_so(console, alice):
     assert str(run.id)[:8] in words
     Worker.objects.all().delete()
     assert "Its worker is gone." in words_of(page(console, "run", run.id))
+
+
+def test_the_worker_of_a_run_is_lost_once_its_process_is_gone(console, alice):
+    """Its last heartbeat may be a moment old."""
+    run = running_run(alice, a_worker(gone=True))
+    assert "running worker lost" in words_of(console.get(reverse("admin:runs_run_changelist")))
+    assert "worker lost" in words_of(page(console, "run", run.id))
+
+
+def test_a_workers_page_leads_to_its_runs_in_the_list(console, alice):
+    worker = a_worker(stragglers=1)
+    mine, given_up = running_run(alice, worker), running_run(alice, worker)
+    running_run(alice, a_worker())
+    at(given_up, status=RunStatus.CANCELLED, finished_at=timezone.now())
+    a_call(given_up, effect="unknown")
+    content = page(console, "worker", worker.id).content.decode()
+    found = []
+    for link in re.findall(r'href="/admin/runs/run/\?([^"]*)"', content):
+        found.append(runs_listed(console, **dict(parse_qsl(link.replace("&amp;", "&")))))
+    assert found == [[str(mine.id)], [str(given_up.id)]]

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import figures
+from runs import attention, figures
 from runs.admin import dashboard
 from runs.models import DailyTotal, Run, Session, ToolCall, Worker
 from tests.runs.test_figures import add, cancel
@@ -158,7 +158,9 @@ def test_line_46_workers_are_shown_with_what_they_execute_and_what_straggles(oli
     assert checks == {
         "Stuck runs": 0,
         "Overdue cancels": 1,
+        "Turns nobody takes": 0,
         "Dead workers": 1,
+        "Interrupted turns": 0,
         "Unknown effects": 1,
         "Long queues": 0,
     }
@@ -183,7 +185,7 @@ def test_line_46_each_link_leads_to_the_list_behind_its_figure(client, olivia, s
     client.force_login(olivia)
     # What the admin does not know how to filter by, it redirects from.
     assert {name: client.get(url).status_code for name, url in links.items()} == dict.fromkeys(links, 200)
-    assert len(links) == 5 + 4 + 4 + 2
+    assert len(links) == 7 + 4 + 4 + 2
 
 
 def test_line_46_as_many_runs_are_stuck_in_the_list_as_in_the_figure(client, olivia, alice):
@@ -192,6 +194,57 @@ def test_line_46_as_many_runs_are_stuck_in_the_list_as_in_the_figure(client, oli
     client.force_login(olivia)
     check = next(check for check in dashboard.of(olivia).checks if check.name == "Stuck runs")
     assert len(client.get(check.url).context["cl"].result_list) == check.count == 3
+
+
+def queue_of(owner, length, **fields):
+    """A session with so many turns in line, in which nothing has happened for a while."""
+    session = Session.objects.create(owner=owner, agent="assistant")
+    for _ in range(length):
+        add(session, None, "queued", **fields)
+    Session.objects.filter(id=session.id).update(updated_at=timezone.now() - timedelta(minutes=5))
+    return session
+
+
+def test_a_queue_that_nobody_takes_is_told_with_what_to_do_about_it(olivia, alice):
+    def check():
+        return next(check for check in dashboard.of(olivia).checks if check.name == "Turns nobody takes")
+
+    queue_of(alice, 2)
+    none = "There is none that could: start one, or cancel what nobody should wait for."
+    assert check().count == 2
+    assert check().why.endswith(none)
+    worker = Worker.objects.create(host="a", boot="b", pid=1, pid_started="1", version="1")
+    assert check().why.endswith("1 worker could: Reconcile offers them again.")
+    Worker.objects.filter(id=worker.id).update(leaving=True)
+    assert check().why.endswith(none)
+
+
+def test_an_interrupted_turn_is_counted_and_listed_until_somebody_decides(client, olivia, session):
+    run = add(session, timezone.now(), "interrupted")
+    add(session, timezone.now() - timedelta(days=2), "interrupted")
+    check = next(check for check in dashboard.of(olivia).checks if check.name == "Interrupted turns")
+    client.force_login(olivia)
+    listed = client.get(check.url).context["cl"].result_list
+    assert (check.count, [one.id for one in listed]) == (1, [run.id])
+
+
+def test_a_long_queue_leads_to_the_turns_in_it(client, olivia, alice):
+    long = queue_of(alice, 5)
+    queue_of(alice, 4)
+    check = next(check for check in dashboard.of(olivia).checks if check.name == "Long queues")
+    client.force_login(olivia)
+    listed = client.get(check.url).context["cl"].result_list
+    assert (check.count, [one.session_id for one in listed]) == (1, [long.id] * 5)
+
+
+def test_c37_what_needs_attention_is_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
+    queue_of(alice, 6)
+    client.force_login(olivia)
+    monkeypatch.setattr(dashboard, "COUNTED", 4)
+    monkeypatch.setattr(attention, "QUEUED_LOOKED_AT", 5)
+    page = " ".join(client.get("/admin/dashboard/").content.decode().split())
+    assert "! at least 4" in page
+    assert "turns nobody takes: at least 4, long queues: at least 1" in page
 
 
 def test_many_agents_share_the_last_colour(olivia, alice):

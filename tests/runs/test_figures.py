@@ -221,4 +221,42 @@ class TestAttention:
             for _ in range(length):
                 add(session, None, "queued")
 
-        assert attention.long_queues() == [session.id]
+        assert attention.long_queues() == ([session.id], False)
+
+    def test_of_queues_no_more_turns_are_looked_at_than_a_bound(self, session, monkeypatch):
+        for _ in range(6):
+            add(session, None, "queued")
+        monkeypatch.setattr(attention, "QUEUED_LOOKED_AT", 5)
+        with CaptureQueriesContext(connection) as queries:
+            assert attention.long_queues() == ([session.id], True)
+        assert "LIMIT 6" in queries[0]["sql"]
+
+    def test_a_turn_is_taken_by_nobody_while_nothing_is_ahead_of_it_for_four_heartbeats(self, alice):
+        def queue(*statuses, minutes=10, **fields):
+            session = Session.objects.create(owner=alice, agent="assistant")
+            ended = {"interrupted": timezone.now()}
+            runs = [add(session, ended.get(status), status, **fields) for status in statuses]
+            Session.objects.filter(id=session.id).update(
+                updated_at=timezone.now() - timedelta(minutes=minutes)
+            )
+            return runs
+
+        alone = queue("queued", "queued")
+        answered, _ = queue("waiting", "queued", answers={"q": "yes"})
+        for ahead in ("running", "waiting"):
+            queue(ahead, "queued")
+        queue("queued", minutes=0)
+        (_, held) = interrupted = queue("interrupted", "queued")
+
+        assert set(attention.untaken_runs()) == {*alone, answered}
+        assert attention.ahead_of_queues([held.session_id]) == {held.session_id: interrupted[0]}
+        Run.objects.filter(id=interrupted[0].id).update(resolution="dismissed")
+        assert held in set(attention.untaken_runs())
+
+    def test_an_interrupted_turn_is_news_for_a_day_unless_somebody_has_decided(self, session):
+        now = timezone.now()
+        fresh = add(session, now, "interrupted")
+        add(session, now, "interrupted", resolution="dismissed")
+        add(session, now - timedelta(hours=30), "interrupted")
+
+        assert list(attention.undecided_runs()) == [fresh]

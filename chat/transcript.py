@@ -6,7 +6,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 
-from runs import operations
+from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Data, Id
 from runs.states import Resolution, RunStatus, SessionStatus
@@ -33,6 +33,8 @@ class Turn:
     questions: list[Question] = field(default_factory=list)  # open ones only
     answered: bool = False  # waiting, and the answer is stored already
     words: str = ""  # the user's, for editing and sending again
+    # Why an operator decided about it, being interrupted; None if its user did, or nobody.
+    operators_reason: str | None = None
     is_open: bool = False  # to a decision: resume, retry, dismiss, or to be said again
 
     @property
@@ -114,6 +116,7 @@ def _turns(actor: Actor, history: Data) -> list[Turn]:
             turn.is_open = turn.run["status"] == RunStatus.INTERRUPTED and turn.run["resolution"] is None
         else:
             turn.is_open = latest is not None and turn.run["id"] == latest["id"]
+    _add_reasons(turns)
     place = next(iter(turns.values()), None)
     for message in messages:
         if message["run"] in turns:
@@ -123,6 +126,18 @@ def _turns(actor: Actor, history: Data) -> list[Turn]:
         if place is not None:
             place.messages.append(message)
     return list(turns.values())
+
+
+def _add_reasons(turns: dict[str, Turn]) -> None:
+    decided = {
+        (run_id, turn.run["resolution"]): turn
+        for run_id, turn in turns.items()
+        if turn.run["status"] == RunStatus.INTERRUPTED and turn.run["resolution"] is not None
+    }
+    if decided:
+        reasons = operators.reasons_of_decisions(run_id for run_id, _ in decided)
+        for key, turn in decided.items():
+            turn.operators_reason = reasons.get(key)
 
 
 def _turn(row: Run, run: Data) -> Turn:

@@ -6,7 +6,7 @@ They work on runs of any process, dead and frozen ones included: nothing here wa
 ``Forbidden`` for what is theirs, and ``NotFound`` for everything else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,9 @@ from runs.states import TERMINAL, CancelSource
 READING_LASTS = timedelta(minutes=10)
 
 READ_CHATS = "runs.read_chats"
+
+# Commands that may decide what becomes of an interrupted run.
+_DECIDING = ("reconcile", "resume", "dismiss")
 
 REASON_LIMIT = 500  # characters; what is longer is cut
 
@@ -117,6 +120,7 @@ def _command(
     run = _run(actor, run_id, f"runs.{action}_run")
     reason = checked_reason(reason)
     with lifecycle.locked_run(run.id) as (_, locked):
+        decided_before = locked.resolution
         try:
             with transaction.atomic():
                 done = apply(locked)
@@ -125,8 +129,21 @@ def _command(
         details: dict[str, Any] = {"changed": done.changed, "done": done.told}
         if done.operation is not None:
             details["outcome"] = done.operation.outcome
+        if done.run.resolution != decided_before:
+            details["resolution"] = done.run.resolution
         _audit(actor, action, str(run.id), reason, details)
     return done
+
+
+def reasons_of_decisions(runs: Iterable[UUID | str]) -> dict[tuple[str, str], str]:
+    """Why operators decided about interrupted runs, for their users: ``{(run id, resolution): reason}``."""
+    entries = AuditEntry.objects.filter(target__in=[str(run) for run in runs], action__in=_DECIDING)
+    decided = entries.order_by("at").values_list("target", "details", "reason")
+    return {
+        (target, details["resolution"]): reason
+        for target, details, reason in decided
+        if "resolution" in details
+    }
 
 
 # Deleting

@@ -22,7 +22,7 @@ Act = Callable[[ConsoleAdmin, HttpRequest, QuerySet[Run]], HttpResponse | None]
 
 
 class ReasonForm(forms.Form):
-    """Why it has to be done. The audit entry keeps it; of a cancel, the run's user is told."""
+    """Why it has to be done. The audit entry keeps it; what it ends or decides about, its user is told."""
 
     reason = forms.CharField(
         max_length=REASON_LIMIT,

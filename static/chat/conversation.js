@@ -130,6 +130,9 @@ export class Conversation {
     this.stop.take(session.cancellation_pending, session.cancellation_revision);
     this.stop.setActive(ACTIVE.includes(session.status));
     this.main.dataset.status = session.status;
+    // Somebody has decided, here or elsewhere, what becomes of the turn that asks for it.
+    const asking = session.status !== "interrupted" && this.main.querySelector('.notice[data-mark="interrupted"]');
+    if (asking) this.#render(asking.closest(".turn").dataset.run);
     const title = session.title || "New conversation";
     this.main.querySelector(".conversation-title").textContent = title;
     document.title = `${title} · Turnkeeper`;

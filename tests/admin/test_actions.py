@@ -5,7 +5,7 @@ import re
 import pytest
 from django.urls import reverse
 
-from runs import operators
+from runs import operations, operators
 from runs.admin import commands
 from runs.errors import Forbidden, NotFound
 from runs.models import AuditEntry, Cancellation, Run, Worker
@@ -232,11 +232,61 @@ def test_the_users_page_says_that_an_operator_did_it_and_why(console, alice):
         content = logged_in(alice).get(f"/chat/{run.session_id}/{query}").content.decode()
         assert "Stopped by an operator: The &lt;b&gt;provider&lt;/b&gt; hangs" in content
     mine = a_run(alice)
-    from runs import operations
-
     operations.cancel_run(alice, mine, reason="not for the page")
     content = logged_in(alice).get(f"/chat/{Run.objects.get(id=mine).session_id}/").content.decode()
     assert "by an operator" not in content
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("dismiss", "Interrupted, then dismissed by an operator: The &lt;b&gt;disk&lt;/b&gt; is full"),
+        ("reconcile", "Interrupted, then dismissed by an operator: The &lt;b&gt;disk&lt;/b&gt; is full"),
+        ("resume", "Interrupted, then resumed by an operator: The &lt;b&gt;disk&lt;/b&gt; is full"),
+    ],
+)
+def test_the_users_page_says_why_an_operator_decided_about_an_interrupted_turn(console, alice, action, told):
+    run = Run.objects.get(id=a_run(alice, RunStatus.INTERRUPTED))
+    do(console, action, run, reason="The <b>disk</b> is full")
+    assert told in shown_to(alice, run)
+
+
+def test_what_its_user_decided_is_not_said_to_be_an_operators(console, alice):
+    run = running_run(alice, a_worker(gone=True))
+    do(console, "reconcile", run)  # which has changed it, and decided nothing
+    operations.dismiss(alice, run.id)
+    do(console, "dismiss", run)
+    page = shown_to(alice, run)
+    assert 'data-mark="interrupted">Interrupted</p>' in page
+    assert "operator" not in page
+
+
+def test_it_is_foreseen_and_told_that_a_queued_turn_waits_for_something_else(console, alice):
+    ahead = running_run(alice, a_worker())
+    queued = a_run(alice, RunStatus.QUEUED, str(ahead.session_id))
+
+    def foreseen_and_told():
+        asked, done = choose(console, "reconcile", queued), do(console, "reconcile", queued)
+        return words_of(asked), words_of(done)
+
+    asked, done = foreseen_and_told()
+    assert f"it waits behind the run {str(ahead.id)[:8]}, which is running." in asked
+    assert f"It is queued behind the run {ahead.id}, which is running." in done
+    do(console, "force_cancel", ahead)
+    asked, done = foreseen_and_told()
+    assert "Its session is offered to a worker again." in asked
+    assert "its session was offered to a worker again." in done
+    Worker.objects.all().delete()
+    asked, done = foreseen_and_told()
+    assert "no worker is there that takes turns" in asked
+    assert "no worker is there that takes turns" in done
+
+
+def shown_to(user, run):
+    """The page of the run's session."""
+    from tests.admin.conftest import logged_in
+
+    return logged_in(user).get(f"/chat/{run.session_id}/").content.decode()
 
 
 def test_a_cancel_that_was_timed_out_can_be_forced(console, alice, olivia):

@@ -131,7 +131,9 @@ def test_line_50_every_page_of_the_console_opens_without_a_complaint(operator, v
     for path in paths:
         assert page.goto(path).status == 200, path
         width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert width <= 0 or "/auth/" in path or path == "/admin/", f"{path} is {width} too wide"
+        assert width <= 0, f"{path} is {width} too wide"
+        for box in page.locator("#action-toggle").all():
+            box.check(trial=True)  # nothing covers it
     for name in ("cancellation", "auditentry"):
         page.goto(f"/admin/runs/{name}/")
         page.locator("#result_list tbody th a").first.click()

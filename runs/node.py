@@ -76,7 +76,15 @@ class Node:
         """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
 
     async def sweep(self) -> None:
-        """Bring into order what was left behind.
+        """Bring into order what was left behind."""
+        await self._recover()
+        self._swept_at = self._loop.time()
+
+    async def _recover(self) -> None:
+        await recovery.recover(self.checkpoints, silence_counts=self._silence_counts)
+
+    def _silence_counts(self) -> bool:
+        """Asked when the database has answered a sweep: whether a worker's silence says that it is dead.
 
         When no sweep got through for a while, the database was away, or all of us were suspended: the others
         could give no sign of life, either. Then silence proves nothing before they have had their time again.
@@ -84,12 +92,7 @@ class Node:
         now = self._loop.time()
         if now - self._swept_at > 2 * settings.RUNS_HEARTBEAT:
             self._steady_since = now
-        patience = liveness.patience().total_seconds()
-        await self._recover(silence_counts=now - self._steady_since > patience)
-        self._swept_at = self._loop.time()
-
-    async def _recover(self, *, silence_counts: bool) -> None:
-        await recovery.recover(self.checkpoints, silence_counts=silence_counts)
+        return now - self._steady_since > liveness.patience().total_seconds()
 
     async def _begin(self) -> None:
         """Sweep once, then regularly."""

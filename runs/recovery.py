@@ -48,7 +48,9 @@ class Swept:
         )
 
 
-async def recover(checkpoints: Checkpoints, own: UUID | None = None, *, silence_counts: bool = True) -> Swept:
+async def recover(
+    checkpoints: Checkpoints, own: UUID | None = None, *, silence_counts: Callable[[], bool] = liveness.always
+) -> Swept:
     """One sweep, then what the agents' policies say of interrupted turns; parameters as in ``sweep``."""
     swept = await in_thread(sweep, own, silence_counts=silence_counts)
     for run in await in_thread(_undecided):
@@ -56,10 +58,10 @@ async def recover(checkpoints: Checkpoints, own: UUID | None = None, *, silence_
     return swept
 
 
-def sweep(own: UUID | None = None, *, silence_counts: bool = True) -> Swept:
+def sweep(own: UUID | None = None, *, silence_counts: Callable[[], bool] = liveness.always) -> Swept:
     """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
 
-    Unless ``silence_counts``, only those are dead whose process is gone.
+    Unless ``silence_counts`` says so, only those are dead whose process is gone.
     """
     swept = Swept()
     _bury_dead_workers(swept, liveness.dead(but=own, silence_counts=silence_counts))

@@ -24,6 +24,7 @@ from runs import (
     liveness,
     metrics,
     notices,
+    prepared,
     representations,
     statistics,
 )
@@ -151,7 +152,7 @@ def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
     run.status = RunStatus.QUEUED
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
     events.record(run, [_queued(run)], run.created_at)
-    run.save(force_insert=True)
+    prepared.insert(run)
     notices.touch(session)
     dispatch.request(session.id)
     return run

@@ -91,6 +91,20 @@ class _Statement:
         return [self.make(row) for row in rows]
 
 
+def insert(instance: Model) -> None:
+    """Make the row of a new instance, which has all of its values; costs half of its own ``save``."""
+    fields: Sequence[Any] = instance._meta.concrete_fields
+    connection = connections[DEFAULT_DB_ALIAS]
+    columns = ", ".join(f'"{field.column}"' for field in fields)
+    places = ", ".join(["%s"] * len(fields))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f'INSERT INTO "{instance._meta.db_table}" ({columns}) VALUES ({places})',  # noqa: S608 - names
+            _values(instance, fields, connection),
+        )
+    instance._state.adding, instance._state.db = False, connection.alias
+
+
 def save(instance: Model, names: Iterable[str]) -> None:
     """Write these fields of an instance whose row is there; costs a fifth of its own ``save``."""
     fields: list[Any] = [instance._meta.get_field(name) for name in names]
@@ -100,11 +114,13 @@ def save(instance: Model, names: Iterable[str]) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             f'UPDATE "{instance._meta.db_table}" SET {assignments} WHERE "{key.column}" = %s',  # noqa: S608 - names
-            [
-                field.get_db_prep_save(getattr(instance, field.attname), connection)
-                for field in (*fields, key)
-            ],
+            _values(instance, (*fields, key), connection),
         )
+
+
+def _values(instance: Model, fields: Sequence[Any], connection: BaseDatabaseWrapper) -> list[Any]:
+    """What goes into the columns of these fields."""
+    return [field.get_db_prep_save(getattr(instance, field.attname), connection) for field in fields]
 
 
 def _compile(build: Callable[..., QuerySet[Any, Any]], shape: tuple[int | None, ...]) -> _Statement:

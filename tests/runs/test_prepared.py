@@ -6,9 +6,11 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from runs import representations
+from runs import prepared, representations
 from runs.models import Run, Session
 from runs.prepared import Prepared
+
+_UNLIKE = ("id", "line", "created_at", "last_event_at")
 
 
 @pytest.fixture
@@ -43,6 +45,28 @@ def test_a_run_remembers_what_its_row_held(sessions):
         found.save_changes()
     assert len(queries) == 1
     assert Run.objects.get(id=run.id).input == "changed"
+
+
+def test_what_is_inserted_is_what_save_would_have_made(sessions, alice):
+    def made(line):
+        values = {
+            "input": "hé",
+            "stream_modes": ["updates"],
+            "answers": {"q": [1, None]},
+            "requested_by": alice,
+        }
+        return Run(session=sessions[0], line=line, message_id="m", **values)
+
+    inserted, saved = made(1), made(2)
+    with CaptureQueriesContext(connection) as queries:
+        prepared.insert(inserted)
+    assert len(queries) == 1
+    saved.save(force_insert=True)
+    stored, expected = (Run.objects.values().get(id=one.id) for one in (inserted, saved))
+    assert {**stored, **dict.fromkeys(_UNLIKE)} == {**expected, **dict.fromkeys(_UNLIKE)}
+    inserted.input = "changed"
+    inserted.save(update_fields=["input"])  # it knows that its row is there
+    assert Run.objects.get(id=inserted.id).input == "changed"
 
 
 def test_it_is_built_once_whatever_the_values(sessions, built):

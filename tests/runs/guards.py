@@ -408,11 +408,11 @@ HISTORY_IS_SENDABLE = {
 
 # Without these there is no order in which the invariants could hold.
 THE_LINE = {
-    "the last in line is claimed first": (lifecycle._next_in_line, "line[0][0]", "line[-1][0]"),
+    "the last in line is claimed first": (lifecycle._next_in_line, "line[0][1]", "line[-1][1]"),
     "an undecided turn does not hold the queue": (
         lifecycle._next_in_line,
         "_line(session.id)",
-        "[one for one in _line(session.id) if one[1] in ACTIVE]",
+        "[one for one in _line(session.id) if one[2] in ACTIVE]",
     ),
     "a cancel in the queue takes a decision away": (
         lifecycle.unresolved_interruption,

@@ -3,7 +3,8 @@
 from uuid import uuid4
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from runs import admission, lifecycle, operations, recovery
@@ -360,3 +361,15 @@ def test_line_31_a_first_turn_gives_the_title_and_the_users_own_title_stays(alic
     lifecycle.rename(session.id, "Generated", "generated")
     session.refresh_from_db()
     assert session.title == "Mine"
+
+
+@pytest.mark.sqlite("reads how SQLite would go about it")
+@pytest.mark.parametrize("asked", [admission._concerned, lifecycle._line])
+def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
+    with CaptureQueriesContext(connection) as queries:
+        asked(session.id)
+    [query] = queries.captured_queries
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
+        plan = [row[3] for row in cursor.fetchall()]
+    assert plan == ["SEARCH runs_run USING INDEX run_queue (session_id=? AND status=?)"]

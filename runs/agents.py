@@ -56,6 +56,9 @@ class Agent:
         return self.graph.copy(update={"checkpointer": saver})
 
 
+_built: dict[tuple[str, Any], Agent] = {}  # by name and function
+
+
 def names() -> list[str]:
     """The configured names, the default first."""
     return list(settings.AGENTS)
@@ -66,10 +69,20 @@ def policy_of(name: str) -> Policy:
     return getattr(_function(name), "policy", Policy())
 
 
-def load(name: str) -> Agent:
-    """The agent of that name. Raises AgentMismatch when it is not configured."""
+def built(name: str) -> Agent | None:
+    """The agent of that name if its graph has been built. Raises AgentMismatch when it is not configured."""
     _function(name)
-    return _load(name, settings.AGENTS[name])
+    return _built.get((name, settings.AGENTS[name]))
+
+
+def load(name: str) -> Agent:
+    """The agent of that name; to build its graph may take seconds. Raises AgentMismatch like ``built``."""
+    agent = built(name)
+    if agent is None:
+        build = _function(name)
+        agent = Agent(name, getattr(build, "policy", Policy()), build().compile())
+        _built[name, settings.AGENTS[name]] = agent
+    return agent
 
 
 def warm_up() -> None:
@@ -110,12 +123,6 @@ def _function(name: str) -> BuildGraph:
     return resolve_name(path) if isinstance(path, str) else path
 
 
-@cache
-def _load(name: str, path: Any) -> Agent:
-    build = _function(name)
-    return Agent(name, getattr(build, "policy", Policy()), build().compile())
-
-
 def forget() -> None:
     """Build all graphs anew when they are next needed; for tests that change ``AGENTS``."""
-    _load.cache_clear()
+    _built.clear()

@@ -143,7 +143,10 @@ class Execution:
             is_cancelled=lambda: self.token.cancelled,
         )
         try:
-            agent = await in_thread(agents.load, self.run.session.agent)
+            name = self.run.session.agent
+            agent = agents.built(name)
+            if agent is None:
+                agent = await in_thread(agents.load, name)
             self._graph = agent.graph_on(self._saver)
             given, left_behind = await _stubbornly(lambda: turns.begin(self._graph, turn))
             for namespace, messages in left_behind:

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from runs import prepared, representations
 from runs.models import Run, Session
-from runs.prepared import Prepared
+from runs.prepared import Parameter, Prepared
 
 _UNLIKE = ("id", "line", "created_at", "last_event_at")
 
@@ -101,6 +101,27 @@ def test_values_keep_their_places_among_each_other_and_among_constants(sessions,
     )
     assert prepared(alice.pk, "3") == [("3",)]
     assert prepared(bob.pk, "3") == []
+
+
+@pytest.mark.parametrize(
+    "title", ["running", "", "1", "it's", "50 %s", "100%%", "'; --", "gr\u00fcn", "two words"]
+)
+def test_a_constant_is_what_it_says(sessions, title):
+    Session.objects.filter(id=sessions[3].id).update(title=title, last_line=7)
+    prepared = Prepared(
+        lambda key: Session.objects.filter(id=key, title=title, last_line=7, last_position__gt=-1)
+    )
+    assert prepared(sessions[3].id) == [sessions[3]]
+    assert prepared(sessions[2].id) == []
+
+
+def test_a_status_is_no_parameter_since_sqlite_would_plan_the_statement_anew_each_time(sessions):
+    prepared = Prepared(
+        lambda key: Run.objects.filter(session=key, status__in=("queued", "running")).values_list("status")
+    )
+    prepared(sessions[0].id)
+    [statement] = prepared._statements.values()
+    assert [type(left) for left in statement.parameters] == [Parameter]
 
 
 def test_annotations_come_with_the_instances(sessions):

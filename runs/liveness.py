@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -69,22 +68,12 @@ def is_gone(worker: Worker) -> bool:
     return False
 
 
-def always() -> bool:
-    """Silence counts."""
-    return True
-
-
-def dead(but: UUID | None = None, *, silence_counts: Callable[[], bool] = always) -> list[Worker]:
+def dead(but: UUID | None = None) -> list[Worker]:
     """The dead among all workers, one of them left out of account.
-
-    Unless ``silence_counts``, which is asked when the database has answered, a worker is dead only when its
-    process is gone.
 
     Every process looks at each of its heartbeats, so of the living only those of this host are read.
     """
     silent_ids = set(silent().values_list("id", flat=True))
-    if not silence_counts():
-        silent_ids.clear()
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
     others = looked_at.exclude(id=but) if but else looked_at
     return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]

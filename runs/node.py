@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import ClassVar, Self
@@ -10,7 +9,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from runs import agents, follow, liveness, recovery
+from runs import agents, follow, recovery
 from runs.bus import Bus
 from runs.checkpoints import Checkpoints
 from runs.database import AWAY, in_thread
@@ -34,8 +33,6 @@ class Node:
         self.broken = asyncio.Event()  # set when the process cannot do its work any more
         self._loop = asyncio.get_running_loop()
         self._regular: list[asyncio.Task[None]] = []  # the loops that do something with each heartbeat
-        self._swept_at = self._loop.time()  # when the last sweep had got through
-        self._steady_since = -math.inf  # since when no sweep was missed
 
     @classmethod
     async def start(cls) -> Self:
@@ -77,22 +74,7 @@ class Node:
 
     async def sweep(self) -> None:
         """Bring into order what was left behind."""
-        await self._recover()
-        self._swept_at = self._loop.time()
-
-    async def _recover(self) -> None:
-        await recovery.recover(self.checkpoints, silence_counts=self._silence_counts)
-
-    def _silence_counts(self) -> bool:
-        """Asked when the database has answered a sweep: whether a worker's silence says that it is dead.
-
-        When no sweep got through for a while, the database was away, or all of us were suspended: the others
-        could give no sign of life, either. Then silence proves nothing before they have had their time again.
-        """
-        now = self._loop.time()
-        if now - self._swept_at > 2 * settings.RUNS_HEARTBEAT:
-            self._steady_since = now
-        return now - self._steady_since > liveness.patience().total_seconds()
+        await recovery.recover(self.checkpoints)
 
     async def _begin(self) -> None:
         """Sweep once, then regularly."""

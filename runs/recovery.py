@@ -48,23 +48,18 @@ class Swept:
         )
 
 
-async def recover(
-    checkpoints: Checkpoints, own: UUID | None = None, *, silence_counts: Callable[[], bool] = liveness.always
-) -> Swept:
-    """One sweep, then what the agents' policies say of interrupted turns; parameters as in ``sweep``."""
-    swept = await in_thread(sweep, own, silence_counts=silence_counts)
+async def recover(checkpoints: Checkpoints, own: UUID | None = None) -> Swept:
+    """One sweep, then what the agents' policies say of interrupted turns; ``own`` as in ``sweep``."""
+    swept = await in_thread(sweep, own)
     for run in await in_thread(_undecided):
         await _apply_policy(run, checkpoints, swept)
     return swept
 
 
-def sweep(own: UUID | None = None, *, silence_counts: Callable[[], bool] = liveness.always) -> Swept:
-    """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
-
-    Unless ``silence_counts`` says so, only those are dead whose process is gone.
-    """
+def sweep(own: UUID | None = None) -> Swept:
+    """One sweep; ``own`` is the worker that sweeps and never finds itself dead."""
     swept = Swept()
-    _bury_dead_workers(swept, liveness.dead(but=own, silence_counts=silence_counts))
+    _bury_dead_workers(swept, liveness.dead(but=own))
     _end_orphans(swept)
     _settle_overdue(swept)
     _offer_waiting_sessions(swept)

@@ -143,8 +143,8 @@ class Supervisor(Node):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)
 
-    async def _recover(self) -> None:
-        await recovery.recover(self.checkpoints, self.id, silence_counts=self._silence_counts)
+    async def sweep(self) -> None:
+        await recovery.recover(self.checkpoints, self.id)
 
     def _want(self, session_id: UUID) -> asyncio.Future[None]:
         claimed = self._wanted.get(session_id) or self._loop.create_future()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,12 +36,13 @@ class Socket(WebsocketCommunicator):
 
     def __init__(self, path: str, headers: dict[str, str]) -> None:
         super().__init__(application(), path, _encoded(headers))
+        self._kept: deque[dict[str, Any]] = deque()  # came before an answer, and were not asked for yet
 
     async def say(self, kind: str, **fields: Any) -> None:
         await self.send_json_to({"type": kind, **fields})
 
     async def frame(self, timeout: float = PATIENT) -> dict[str, Any]:
-        return await self.receive_json_from(timeout)
+        return self._kept.popleft() if self._kept else await self.receive_json_from(timeout)
 
     async def until(self, *types: str, **fields: Any) -> dict[str, Any]:
         """The next frame of one of these types with these values; what comes before is dropped."""
@@ -64,10 +66,14 @@ class Socket(WebsocketCommunicator):
                 return message.get("code", 1000)
 
     async def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Send a frame and return the answer to it: a response or an error."""
+        """Send a frame and return the answer to it: a response or an error. What comes before is kept."""
         request_id = fields.setdefault("request_id", "7f6c1fd4-6d0f-4c0f-9a3e-000000000001")
         await self.say(kind, **fields)
-        return await self.until("response", "error", request_id=request_id)
+        while True:
+            frame = await self.receive_json_from(PATIENT)
+            if frame["type"] in ("response", "error") and frame.get("request_id") == request_id:
+                return frame
+            self._kept.append(frame)
 
 
 @asynccontextmanager

@@ -220,9 +220,9 @@ def test_c39_hostile_text_is_harmless_cut_anywhere(source: str) -> None:
 def test_c39_a_hundred_kilobytes_of_hostile_text_take_a_bounded_time(pattern: str) -> None:
     for length in (MAX_CHARACTERS, 100_000):
         source = (pattern * length)[:length]
-        started = time.monotonic()
+        started = time.thread_time()  # others may be at work on this machine
         html = render_markdown(source)
-        assert time.monotonic() - started < 10
+        assert time.thread_time() - started < 10
         assert_harmless(html)
 
 

@@ -20,7 +20,7 @@ from runs.host import this_host
 from runs.hub import Hub
 from runs.models import Run, Worker
 from runs.node import Node
-from runs.states import RunStatus
+from runs.states import InterruptReason, RunStatus
 from runs.writer import EventWriter
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class Supervisor(Node):
         self.stragglers: set[Execution] = set()
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._claims: set[asyncio.Task[None]] = set()
+        self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
+        self._strays: set[tuple[UUID, int]] = set()  # by the last beat: run and claim
         self._titles: set[asyncio.Task[None]] = set()
         # Sessions offered while there was no room, in order, each with the claim that is waited for.
         self._wanted: dict[UUID, asyncio.Future[None]] = {}
@@ -142,6 +143,25 @@ class Supervisor(Node):
         for run_id, reason in await in_thread(self._marks):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)
+        await self._end_strays()
+
+    async def _end_strays(self) -> None:
+        """Interrupt the runs that are ours by the database's word and that nothing here executes.
+
+        The database went away after it had committed a claim and before it had said so, or an ending could
+        not be written. Only at the second beat that finds it so: an ending may have come in between.
+        """
+        ours = await in_thread(self._running)
+        claiming = set(self._claims.values())
+        strays = {
+            (run_id, claim)
+            for run_id, session_id, claim in ours
+            if run_id not in self.executions and session_id not in claiming
+        }
+        for run_id, _ in strays & self._strays:
+            logger.warning("Run %s is ours and nothing here executes it; it is interrupted.", run_id)
+            await in_thread(lifecycle.interrupt, run_id, self.id, InterruptReason.WORKER_LOST)
+        self._strays = strays
 
     async def sweep(self) -> None:
         await recovery.recover(self.checkpoints, self.id)
@@ -160,12 +180,12 @@ class Supervisor(Node):
             session_id = next(iter(self._wanted))
             claimed = self._wanted.pop(session_id)
             task = asyncio.create_task(self._claim(session_id), name=f"claim {session_id}")
-            self._claims.add(task)
+            self._claims[task] = session_id
             task.add_done_callback(self._claimed)
             task.add_done_callback(partial(_tell, claimed))
 
     def _claimed(self, task: asyncio.Task[None]) -> None:
-        self._claims.discard(task)
+        self._claims.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("A claim failed; the sweep offers the session again.", exc_info=error)
         self._claim_wanted()
@@ -240,6 +260,11 @@ class Supervisor(Node):
             leaving=self.leaving,
         )
         return changed == 1
+
+    def _running(self) -> list[tuple[UUID, UUID, int]]:
+        """The runs that this worker executes as far as the database knows: id, session, claim."""
+        ours = Run.objects.filter(worker=self.id, status=RunStatus.RUNNING)
+        return list(ours.values_list("id", "session_id", "claim"))
 
     def _marks(self) -> list[tuple[UUID, StopReason]]:
         """What happened to the runs in hand without our having been told."""

@@ -1,11 +1,13 @@
 """What lost its run and does not know it; workers that were taken for dead."""
 
 import asyncio
+import threading
 from uuid import uuid4
 
 import pytest
+from django.db import OperationalError
 
-from runs import operations, recovery
+from runs import lifecycle, operations, recovery
 from runs.database import in_thread
 from runs.models import Run, RunEvent, ToolCall, Worker
 from runs.node import process_checkpoints
@@ -163,3 +165,50 @@ async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_hear
     await Supervisor.current.beat()
 
     assert (await terminal(run_id)).status == "cancelled"
+
+
+async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_beat(stage, servers, monkeypatch):
+    claim, lost = lifecycle.claim, []
+
+    def claim_and_lose_the_answer(*of):
+        lost.append(claim(*of))
+        raise OperationalError("the server closed the connection")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lifecycle, "claim", claim_and_lose_the_answer)
+        run_id = await stage.start()
+        await until(lambda: lost and not Supervisor.current._claims, what="a claim without an answer")
+    stage.script.add(say("Here it is."))
+    await Supervisor.current.beat()
+    assert (await stage.run(run_id)).status == "running"
+
+    await Supervisor.current.beat()
+
+    assert (await stage.run(run_id)).status == "interrupted"
+    resumed_run = await in_thread(operations.resume, stage.owner, run_id)
+    assert (await terminal(resumed_run["id"])).status == "completed"
+
+
+async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
+    claim, committed, may_return = lifecycle.claim, threading.Event(), threading.Event()
+
+    def claim_slowly(*of):
+        found = claim(*of)
+        committed.set()
+        may_return.wait(60)
+        return found
+
+    stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
+    with monkeypatch.context() as patched:
+        patched.setattr(lifecycle, "claim", claim_slowly)
+        run_id = await stage.start()
+        await until(committed.is_set)
+        for _ in range(3):
+            await Supervisor.current.beat()
+        may_return.set()
+        await event(run_id, "message.delta")
+    for _ in range(3):
+        await Supervisor.current.beat()
+    stage.script.gate("middle").open()
+
+    assert (await terminal(run_id)).status == "completed"

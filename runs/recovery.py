@@ -71,7 +71,7 @@ def sweep(own: UUID | None = None) -> Swept:
 def _bury_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
     for worker in dead:
         lost = Run.objects.filter(worker=worker, status=RunStatus.RUNNING)
-        swept.runs_interrupted += _each(lost.values_list("id", flat=True), partial(_interrupt, worker.id))
+        swept.runs_interrupted += interrupt_lost(lost.values_list("id", flat=True), worker.id)
         if lost.exists():
             continue
         # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
@@ -114,11 +114,13 @@ def remove_worker(chosen: QuerySet[Worker]) -> bool:
 def _end_orphans(swept: Swept) -> None:
     """Runs whose worker's row is gone: another sweeper buried it between two of its steps."""
     orphans = Run.objects.filter(worker=None, status=RunStatus.RUNNING)
-    swept.runs_interrupted += _each(orphans.values_list("id", flat=True), partial(_interrupt, None))
+    swept.runs_interrupted += interrupt_lost(orphans.values_list("id", flat=True), None)
 
 
-def _interrupt(worker_id: UUID | None, run_id: UUID) -> bool:
-    return lifecycle.interrupt(run_id, worker_id, InterruptReason.WORKER_LOST)
+def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
+    """Interrupt those that still run under this worker, or under none; how many."""
+    lost = partial(lifecycle.interrupt, worker_id=worker_id, reason=InterruptReason.WORKER_LOST)
+    return _each(run_ids, lost)
 
 
 def overdue_cancellations() -> QuerySet[Cancellation]:

@@ -20,7 +20,7 @@ from runs.host import this_host
 from runs.hub import Hub
 from runs.models import Run, Worker
 from runs.node import Node
-from runs.states import InterruptReason, RunStatus
+from runs.states import RunStatus
 from runs.writer import EventWriter
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Supervisor(Node):
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
-        self._strays: set[tuple[UUID, int]] = set()  # by the last beat: run and claim
+        self._strays: set[tuple[UUID, int]] = set()  # by the last sweep: run and claim
         self._titles: set[asyncio.Task[None]] = set()
         # Sessions offered while there was no room, in order, each with the claim that is waited for.
         self._wanted: dict[UUID, asyncio.Future[None]] = {}
@@ -143,13 +143,16 @@ class Supervisor(Node):
         for run_id, reason in await in_thread(self._marks):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)
+
+    async def sweep(self) -> None:
+        await recovery.recover(self.checkpoints, self.id)
         await self._end_strays()
 
     async def _end_strays(self) -> None:
         """Interrupt the runs that are ours by the database's word and that nothing here executes.
 
         The database went away after it had committed a claim and before it had said so, or an ending could
-        not be written. Only at the second beat that finds it so: an ending may have come in between.
+        not be written. Only at the second sweep that finds it so: an ending may have come in between.
         """
         ours = await in_thread(self._running)
         claiming = set(self._claims.values())
@@ -158,13 +161,11 @@ class Supervisor(Node):
             for run_id, session_id, claim in ours
             if run_id not in self.executions and session_id not in claiming
         }
-        for run_id, _ in strays & self._strays:
-            logger.warning("Run %s is ours and nothing here executes it; it is interrupted.", run_id)
-            await in_thread(lifecycle.interrupt, run_id, self.id, InterruptReason.WORKER_LOST)
+        lost = [run_id for run_id, _ in strays & self._strays]
+        if lost:
+            logger.warning("Nothing here executes these runs of ours, so they are interrupted: %s", lost)
+            await in_thread(recovery.interrupt_lost, lost, self.id)
         self._strays = strays
-
-    async def sweep(self) -> None:
-        await recovery.recover(self.checkpoints, self.id)
 
     def _want(self, session_id: UUID) -> asyncio.Future[None]:
         claimed = self._wanted.get(session_id) or self._loop.create_future()

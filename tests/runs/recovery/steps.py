@@ -3,7 +3,7 @@
 from runs import operations
 from runs.database import in_thread
 from runs.models import Run, RunEvent
-from tests.fakes import Hold, Round, numbered
+from tests.fakes import Hold, Round, numbered, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import terminal, until
 
@@ -40,6 +40,14 @@ async def snapshot(stage):
 async def resumed(stage, run_id):
     """Resume the run; the new one, once it has ended."""
     return await terminal((await in_thread(operations.resume, stage.owner, run_id))["id"])
+
+
+async def goes_on(stage, run_id, words="Here it is."):
+    """The run is resumed, and completes with these words."""
+    stage.script.clear()
+    stage.script.add(say(words))
+    ended = await resumed(stage, run_id)
+    assert ended.status == "completed", ended.error_message
 
 
 async def gone_on_with(run_id):

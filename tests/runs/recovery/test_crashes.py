@@ -8,7 +8,7 @@ from runs.errors import NotInterrupted
 from runs.models import Cancellation, Session, Worker
 from runs.worker import Supervisor
 from tests.fakes import Failure, Hold, Round, call, numbered, say
-from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snapshot, told
+from tests.runs.recovery.steps import cut_in_answer, goes_on, interrupted, resumed, snapshot, told
 from tests.runs.waiting import event, log_of, status, terminal, until
 
 
@@ -21,10 +21,10 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         await event(ids[-1], "message.delta")
     interrupt = lifecycle.interrupt
 
-    def interrupt_all_but_one(run_id, *of):
+    def interrupt_all_but_one(run_id, **of):
         if str(run_id) == ids[1]:
             raise ValueError("this data is no good")
-        return interrupt(run_id, *of)
+        return interrupt(run_id, **of)
 
     with monkeypatch.context() as patched:
         patched.setattr(lifecycle, "interrupt", interrupt_all_but_one)
@@ -64,12 +64,9 @@ async def test_line_37_resume_goes_on_from_the_checkpoint(stage, servers):
     run_id = await cut_in_answer(stage)
     await servers.restart()
     await interrupted(run_id)
-    stage.script.clear()
-    stage.script.add(say("The whole answer."))
 
-    ended = await resumed(stage, run_id)
+    await goes_on(stage, run_id, "The whole answer.")
 
-    assert ended.status == "completed", ended.error_message
     assert stage.marks.read() == ["once"]
     history = await stage.history()
     assert [m["text"] for m in history if m["role"] == "user"] == ["go"]
@@ -210,14 +207,6 @@ async def cut_behind_another(stage, servers):
     return run_id
 
 
-async def goes_on(stage, run_id):
-    """The run is resumed, and completes."""
-    stage.script.clear()
-    stage.script.add(say("Here it is."))
-    ended = await resumed(stage, run_id)
-    assert ended.status == "completed", ended.error_message
-
-
 async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
     cut = await cut_behind_another(stage, servers)
     await in_thread(operations.dismiss, stage.owner, cut)
@@ -300,12 +289,9 @@ async def test_an_answered_run_that_crashed_is_not_asked_again_when_it_is_resume
     await until(lambda: told(run_id) == "w1 w2 w3")
     await servers.restart()
     await interrupted(run_id)
-    stage.script.clear()
-    stage.script.add(say("Then so be it."))
 
-    ended = await resumed(stage, run_id)
+    await goes_on(stage, run_id, "Then so be it.")
 
-    assert ended.status == "completed", ended.error_message
     assert stage.marks.read() == ["answered Yes"]
     await stage.assert_sendable()
 

@@ -167,7 +167,7 @@ async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_hear
     assert (await terminal(run_id)).status == "cancelled"
 
 
-async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_beat(stage, servers, monkeypatch):
+async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
     claim, lost = lifecycle.claim, []
 
     def claim_and_lose_the_answer(*of):
@@ -179,10 +179,10 @@ async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_beat(sta
         run_id = await stage.start()
         await until(lambda: lost and not Supervisor.current._claims, what="a claim without an answer")
     stage.script.add(say("Here it is."))
-    await Supervisor.current.beat()
+    await Supervisor.current.sweep()
     assert (await stage.run(run_id)).status == "running"
 
-    await Supervisor.current.beat()
+    await Supervisor.current.sweep()
 
     assert (await stage.run(run_id)).status == "interrupted"
     resumed_run = await in_thread(operations.resume, stage.owner, run_id)
@@ -204,11 +204,11 @@ async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, serv
         run_id = await stage.start()
         await until(committed.is_set)
         for _ in range(3):
-            await Supervisor.current.beat()
+            await Supervisor.current.sweep()
         may_return.set()
         await event(run_id, "message.delta")
     for _ in range(3):
-        await Supervisor.current.beat()
+        await Supervisor.current.sweep()
     stage.script.gate("middle").open()
 
     assert (await terminal(run_id)).status == "completed"

@@ -84,9 +84,13 @@ async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
 
 
 async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:
-    """Whether the checkpoint has the turn's user message."""
     state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
-    return any(message.id == said_to(turn) for message in saved.messages(state))
+    return _has_begun(turn, saved.messages(state))
+
+
+def _has_begun(turn: Turn, stored: Sequence[BaseMessage]) -> bool:
+    """Whether the turn's user message is in the checkpoint, which holds these."""
+    return any(message.id == said_to(turn) for message in stored)
 
 
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
@@ -103,9 +107,9 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     if not turn.continues and not turn.seed:
         return {"messages": [message]}
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
-    stored = state.values.get("messages", ())
+    stored = saved.messages(state)
     # One that continues may have died before its first checkpoint.
-    if not turn.continues or not any(found.id == said_to(turn) for found in stored):
+    if not turn.continues or not _has_begun(turn, stored):
         return {"messages": [*seeds.missing(turn.seed, stored), message]}
     answers = await in_thread(_answers, run)
     asked = {interrupt.id for interrupt in state.interrupts}

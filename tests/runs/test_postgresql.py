@@ -95,6 +95,11 @@ def pool_of_checkpoints(stage):
     return stage.engine.checkpoints._storage._pool
 
 
+def given_up(stage):
+    """How often nobody could be given a connection for the checkpoints."""
+    return pool_of_checkpoints(stage).get_stats().get("requests_errors", 0)
+
+
 @contextmanager
 def impatient(stage):
     """Checkpoints are given up on soon; also by what only has to wait for a busy machine."""
@@ -222,7 +227,7 @@ async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(
             gate.open()
             with pytest.raises(OperationalError):
                 await in_thread(operations.start_turn, stage.owner, stage.session, "while it is away")
-            await asyncio.sleep(2)
+            await until(lambda: given_up(stage), 20, "the checkpoints' giving up")
         ended = await terminal(run_id, 30)
 
     assert ended.status == "failed"

@@ -123,6 +123,19 @@ async def ask(text: str) -> str:
     return f"they said {interrupt({'question': text})}"
 
 
+def hanging(begun: asyncio.Event) -> Any:
+    """A tool that never returns, and tells when it has begun."""
+
+    @tool
+    async def hang(text: str) -> str:
+        """Never return."""
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    return hang
+
+
 def agent(model: BaseChatModel, tools: Sequence[Any] = (echo, boom, ask), **tool_node: Any) -> StateGraph:
     """A model and its tools, in turns."""
 

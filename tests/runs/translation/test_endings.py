@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy
 
@@ -11,7 +10,7 @@ from runs.states import RunStatus
 from runs.translation import Known, KnownCall
 from tests.runs.translation.execution import RUN, Execution
 from tests.runs.translation.recorder import ENDS, Recorder
-from tests.runs.translation.scripted import ScriptedModel, agent, echo, spelled, words
+from tests.runs.translation.scripted import ScriptedModel, agent, echo, hanging, spelled, words
 
 # Questions
 
@@ -133,15 +132,8 @@ async def test_a_cancel_in_the_tools_tells_what_ran_from_what_did_not():
     """One result has arrived, one tool takes its CancelledError, one call is refused before it starts."""
     waiting = asyncio.Event()
 
-    @tool
-    async def hang(text: str) -> str:
-        """Never return."""
-        waiting.set()
-        await asyncio.Event().wait()
-        return ""
-
     asked = spelled(("done", "echo", '{"text": "x"}'), ("hung", "hang", '{"text": "x"}'))
-    execution = Execution(agent(ScriptedModel(rounds=[asked]), [echo, hang]))
+    execution = Execution(agent(ScriptedModel(rounds=[asked]), [echo, hanging(waiting)]))
     recorder = await execution.cancel_when(
         lambda recorder: waiting.is_set() and bool(recorder.of("tool.completed"))
     )

@@ -15,7 +15,7 @@ from langgraph.types import Command
 
 from runs.states import RunStatus
 from tests.runs.translation.execution import Execution
-from tests.runs.translation.scripted import ScriptedModel, agent, echo, fan_out, spelled, words
+from tests.runs.translation.scripted import ScriptedModel, agent, echo, fan_out, hanging, spelled, words
 
 
 async def test_a_raising_tool_fails_with_the_words_the_model_sees():
@@ -85,20 +85,13 @@ async def test_a_tool_that_is_cancelled_because_its_sibling_raised_has_an_unknow
     waiting = asyncio.Event()
 
     @tool
-    async def hang(text: str) -> str:
-        """Never return."""
-        waiting.set()
-        await asyncio.Event().wait()
-        return ""
-
-    @tool
     async def boom_later(text: str) -> str:
         """Fail once the other one hangs."""
         await waiting.wait()
         raise ValueError(text)
 
     asked = spelled(("c1", "hang", '{"text": "x"}'), ("c2", "boom_later", '{"text": "x"}'))
-    graph = agent(ScriptedModel(rounds=[asked]), [hang, boom_later], handle_tool_errors=False)
+    graph = agent(ScriptedModel(rounds=[asked]), [hanging(waiting), boom_later], handle_tool_errors=False)
     fan_out(graph)
     execution = Execution(graph)
     with pytest.raises(ValueError, match="x"):

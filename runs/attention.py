@@ -22,9 +22,10 @@ RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
 
-_UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+# Interrupted, and nobody has decided what becomes of it.
+UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # What the rest of its session's queue waits behind.
-_AHEAD = Q(status__in=OCCUPYING) | _UNDECIDED
+_AHEAD = Q(status__in=OCCUPYING) | UNDECIDED
 
 
 def silence() -> timedelta:
@@ -58,7 +59,7 @@ def unknown_effects() -> QuerySet[ToolCall]:
 
 def undecided_runs() -> QuerySet[Run]:
     """Runs that were interrupted of late, about which nobody has decided."""
-    return Run.objects.filter(_UNDECIDED, finished_at__gte=timezone.now() - RECENT)
+    return Run.objects.filter(UNDECIDED, finished_at__gte=timezone.now() - RECENT)
 
 
 def untaken_runs() -> QuerySet[Run]:

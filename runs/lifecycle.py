@@ -17,6 +17,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from runs import (
+    attention,
     cancellation,
     closing,
     dispatch,
@@ -62,7 +63,6 @@ class Error:
     message: str  # a sentence a person can read
 
 
-_UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # What decides who comes next in a session: its active runs, and the one that waits for a decision.
 # In one list, so that SQLite looks for these statuses and not at each run; nothing active is resolved.
 CONCERNED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
@@ -219,7 +219,7 @@ def unresolved_interruption(session: Session) -> Run | None:
 
 def undecided() -> QuerySet[Run]:
     """Interrupted runs about which nobody has decided, at most one of a session."""
-    return Run.objects.filter(_UNDECIDED)
+    return Run.objects.filter(attention.UNDECIDED)
 
 
 # Questions

@@ -187,7 +187,7 @@ NOBODY_WAITS_FOR_EVER = {
     ),
     "the sweep forgets runs without a worker": (
         recovery._end_orphans,
-        'swept.runs_interrupted += _each(orphans.values_list("id", flat=True), partial(_interrupt, None))',
+        'swept.runs_interrupted += interrupt_lost(orphans.values_list("id", flat=True), None)',
         "pass",
     ),
     "a slow worker on SQLite is taken for dead": (

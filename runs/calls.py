@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Case, QuerySet, Value, When
+from django.db.models.functions import Coalesce
 
 from runs.models import Run, ToolCall
 from runs.prepared import Prepared
@@ -45,20 +46,26 @@ def _open_calls(run_id: Any) -> QuerySet[ToolCall]:
     return ToolCall.objects.filter(run=run_id, status=ToolStatus.RUNNING).order_by("id")
 
 
-def close_open(run: Run, *, resumable: bool) -> list[tuple[EventType, dict[str, Any]]]:
+def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
     """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
 
     None when it can be resumed: whoever does goes on with the calls. What is known of their effect is noted.
+    If the execution is ``lost``, nothing is known of any: one may have begun after the last commit.
     """
     if resumable:
         open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
-        known = Case(When(started_at__isnull=True, then=Value(Effect.NONE)), default=Value(Effect.UNKNOWN))
-        open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
+        if lost:
+            begun_at = Coalesce("started_at", Value(run.last_event_at))
+            open_calls.update(status=ToolStatus.INTERRUPTED, effect=Effect.UNKNOWN, started_at=begun_at)
+        else:
+            never_began = When(started_at__isnull=True, then=Value(Effect.NONE))
+            known = Case(never_began, default=Value(Effect.UNKNOWN))
+            open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
         return []
     return [
         (
             EventType.TOOL_CANCELLED,
-            {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at else Effect.NONE},
+            {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE},
         )
         for call in _open_calls(run.id)
     ]
@@ -86,4 +93,6 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
         row.status, row.effect = ToolStatus.CANCELLED, data["effect"]
     if type != EventType.TOOL_STARTED and row.started_at is not None:
         row.duration_ms = max(int((at - row.started_at).total_seconds() * 1000), 0)
+    if row.effect == Effect.UNKNOWN and row.started_at is None:
+        row.started_at = at
     row.save()

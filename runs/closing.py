@@ -11,13 +11,13 @@ from runs.transcript import NOTES, note_id
 _CLOSED_BY_A_NOTE = (RunStatus.CANCELLED, RunStatus.FAILED)
 
 
-def owed(run: Run) -> list[Entry]:
+def owed(run: Run, *, lost: bool) -> list[Entry]:
     """The ends of calls that are open, and the note of a turn that ended without an answer.
 
     Nothing of that when the run may be gone on with. An execution that brought the history into order has
-    logged it all.
+    logged it all; of what a ``lost`` one did last the log may say nothing.
     """
-    entries = calls.close_open(run, resumable=run.status == RunStatus.INTERRUPTED)
+    entries = calls.close_open(run, resumable=run.status == RunStatus.INTERRUPTED, lost=lost)
     if run.status in _CLOSED_BY_A_NOTE and not run.repaired:
         said = transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"))
         if entries or not said.has_answer:

@@ -451,7 +451,7 @@ def _end(
 ) -> None:
     """Give a locked active run its one terminal status and event, with statistics and settling."""
     now = timezone.now()
-    # Of a worker that is gone, the last event is the last sign of work.
+    # Of an execution that is lost, the last event is the last sign of work.
     lost = reason is InterruptReason.WORKER_LOST or outcome == CancelOutcome.RECONCILED
     if run.cancel_requested_at is not None and status != RunStatus.CANCELLED:
         # An accepted cancel wins; whoever ends the run for another reason reconciles it.
@@ -475,7 +475,7 @@ def _end(
     operation = None
     if status == RunStatus.CANCELLED:
         operation = _settle(session, run, asked, outcome, escalated=escalated)
-    owed = closing.owed(run)
+    owed = closing.owed(run, lost=lost)
     run.message_count += closing.messages_in(owed)
     terminal: dict[str, Any] = {"statistics": statistics.of_run(run)}
     if error is not None:

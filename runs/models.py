@@ -285,6 +285,7 @@ class ToolCall(models.Model):
     effect = models.CharField(max_length=8, choices=Effect, null=True)
     result = models.TextField(null=True)
     error = models.TextField(null=True)
+    # When it began; of one that may have begun unseen, by then. Null if it never did.
     started_at = models.DateTimeField(null=True)
     duration_ms = models.PositiveBigIntegerField(null=True)
 

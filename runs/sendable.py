@@ -279,10 +279,12 @@ def _result(
     how = "was interrupted" if call and call.status == ToolStatus.INTERRUPTED else "was cancelled"
     if call is None:
         text = "No result of this call was recorded. It may or may not have taken effect."
-    elif call.effect == Effect.NONE or not call.started:
+    elif call.effect == Effect.NONE:
         text = f"This call {how} before it ran. It had no effect."
-    else:
+    elif call.started:
         text = f"This call {how} while it ran. It may have taken effect; its result is not known."
+    else:
+        text = f"This call {how}. It may have begun and taken effect; its result is not known."
     kwargs = mark(ToolStatus.CANCELLED if call is None or call.is_open else call.status)
     return ToolMessage(
         text, tool_call_id=call_id, name=name, id=result_id, status="error", additional_kwargs=kwargs

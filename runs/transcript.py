@@ -11,7 +11,16 @@ from datetime import datetime
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from runs.states import ACTIVE, TERMINAL, TERMINAL_EVENT, Effect, EventType, RunStatus, ToolStatus
+from runs.states import (
+    ACTIVE,
+    TERMINAL,
+    TERMINAL_EVENT,
+    Effect,
+    EventType,
+    InterruptReason,
+    RunStatus,
+    ToolStatus,
+)
 
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
@@ -162,6 +171,7 @@ class _Reader:
     def __init__(self, run: RunLike, resumed: Transcript | None) -> None:
         self.run_id = str(run.id)
         self.status = RunStatus(run.status)
+        self.is_lost = False  # the log may lack what its execution did last
         self.user = (
             replace(resumed.user)
             if resumed
@@ -199,6 +209,7 @@ class _Reader:
                     _end(call, event)
             case ended if ended in _ENDS:
                 self.status = _ENDS[EventType(ended)]
+                self.is_lost = data.get("reason") == InterruptReason.WORKER_LOST
 
     def transcript(self) -> Transcript:
         is_active = self.status in ACTIVE
@@ -208,7 +219,7 @@ class _Reader:
         if not is_active:
             for call in self.calls.values():
                 if call.is_open:
-                    call.effect = _effect_of_end(call)
+                    call.effect = Effect.UNKNOWN if self.is_lost else _effect_of_end(call)
                     call.status = (
                         ToolStatus.INTERRUPTED
                         if self.status == RunStatus.INTERRUPTED

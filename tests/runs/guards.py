@@ -378,8 +378,18 @@ HISTORY_IS_SENDABLE = {
     ),
     "a call that never began may have worked": (
         calls.close_open,
-        "Effect.UNKNOWN if call.started_at else Effect.NONE",
+        "Effect.UNKNOWN if call.started_at or lost else Effect.NONE",
         "Effect.UNKNOWN",
+    ),
+    "a call that a lost run may have begun did nothing": (
+        calls.close_open,
+        "call.started_at or lost",
+        "call.started_at",
+    ),
+    "an interrupted call that a lost run may have begun did nothing": (
+        calls.close_open,
+        "if lost:",
+        "if False:",
     ),
     "an interrupted call that never began may have worked": (
         calls.close_open,

@@ -402,6 +402,8 @@ class Lives(Truths, RuleBasedStateMachine):
             assert done is (Result.CANCEL_FIRST if stopped else Result.DONE), "an accepted cancel lost"
         if done is Result.DONE:
             self.left.add(execution.run_id)
+            if what != "wait":
+                self.concluded.add(execution.run_id)
         if done is Result.DONE and repaired and what not in ("wait", RunStatus.INTERRUPTED):
             run = self.runs[execution.run_id]
             self.histories[run.session_id][run.message_id] = True

@@ -339,17 +339,33 @@ def test_a_new_message_dismisses_an_interrupted_run(alice, session, worker):
     assert lifecycle.claim(session.id, worker.id).id == new.id
 
 
-def test_open_tool_calls_of_a_lost_run_are_closed_with_what_is_known(alice, session, worker):
+@pytest.mark.parametrize("end", ["interrupted", "cancelled", "forced", "left"])
+def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, end):
+    """Of a lost run the last moments may be missing in the log, so what it asked for may have begun."""
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    claim = lifecycle.claim(session.id, worker.id).claim
     ToolCall.objects.create(run=run, call_id="started", name="a", started_at=timezone.now())
     ToolCall.objects.create(run=run, call_id="asked", name="b")
+    by = {"source": "user", "reason": "", "requested_by": alice}
 
-    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    if end == "interrupted":
+        lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    elif end == "cancelled":
+        lifecycle.request_cancel(run.id, **by)
+        lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    elif end == "forced":
+        lifecycle.force_cancel(run.id, **by)
+    else:
+        lifecycle.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
 
-    known = {row.call_id: (row.status, row.effect) for row in ToolCall.objects.all()}
-    assert known == {"started": ("interrupted", "unknown"), "asked": ("interrupted", "none")}
-    assert types(run)[-1] == "run.interrupted"
+    run.refresh_from_db()
+    asked = "none" if end == "left" else "unknown"
+    rows = {row.call_id: row for row in ToolCall.objects.all()}
+    assert {row.effect for row in rows.values()} == {"unknown", asked}
+    assert rows["asked"].effect == asked
+    assert (rows["asked"].started_at is None) == (asked == "none")
+    assert {row.status for row in rows.values()} == {run.status}
+    assert types(run)[-1] == f"run.{run.status}"
 
 
 def test_line_31_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, session):

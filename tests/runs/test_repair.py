@@ -250,6 +250,20 @@ async def test_a_result_that_only_the_log_knows_is_taken_from_it(schema):
     assert "before it ran" in messages[4].text
 
 
+@SHAPES
+async def test_a_call_says_as_much_of_its_effect_as_is_known(schema):
+    agent = Agent(schema, {"c0", "c1", "c2"})
+    await agent.cut()
+    lost = {"status": ToolStatus.INTERRUPTED, "effect": Effect.UNKNOWN}
+    calls = [called("c0", effect=Effect.NONE), called("c1", started=True, **lost), called("c2", **lost)]
+    messages = await assert_repaired(agent.graph, [turn(1, said("a1", calls=calls))])
+    assert [message.text for message in messages[2:5]] == [
+        "This call was cancelled before it ran. It had no effect.",
+        "This call was interrupted while it ran. It may have taken effect; its result is not known.",
+        "This call was interrupted. It may have begun and taken effect; its result is not known.",
+    ]
+
+
 class Talker:
     """A graph whose model is cut while it speaks, or before."""
 

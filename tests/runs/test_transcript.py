@@ -78,7 +78,7 @@ def test_an_old_log_still_reads_the_same():
     assert {call.id: (call.status, call.effect, call.started) for call in alone.calls} == {
         "c-1": ("completed", "done", True),
         "c-2": ("interrupted", "unknown", True),
-        "c-3": ("interrupted", "none", False),
+        "c-3": ("interrupted", "unknown", False),
         "c-4": ("failed", "none", False),
     }
     assert alone.status == RunStatus.INTERRUPTED
@@ -129,6 +129,12 @@ def test_what_the_end_cut_says_so(status):
     ]
     assert turn.messages[-1].status == "interrupted"
     assert turn.status == status
+
+
+@pytest.mark.parametrize(("reason", "effect"), [("worker_lost", Effect.UNKNOWN), ("shutdown", Effect.NONE)])
+def test_a_lost_run_may_have_begun_what_it_asked_for(reason, effect):
+    turn = log(completed("m", "", "c"), ("run.interrupted", {"reason": reason}), status=RunStatus.INTERRUPTED)
+    assert [(call.status, call.effect) for call in turn.calls] == [(ToolStatus.INTERRUPTED, effect)]
 
 
 def test_the_text_of_the_end_counts_and_deltas_behind_it_do_not():

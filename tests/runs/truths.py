@@ -25,6 +25,7 @@ from runs.states import (
     CancelOutcome,
     Effect,
     EventType,
+    InterruptReason,
     Resolution,
     RunStatus,
     ToolStatus,
@@ -68,6 +69,7 @@ class Truths:
         self.asked = {}  # by run, when its first cancel was accepted
         self.operations = {}
         self.left = set()  # runs that their executions ended, or left to wait, since the last look
+        self.concluded = set()  # runs that their executions ended
         self.straggled = set()
         self.offered = set()
         self.changed = set()  # groups that were told to read again since the last look
@@ -166,7 +168,8 @@ class Truths:
         assert self.heard[run.id] == (0 if run.position is None else run.last_seq), "something was not told"
 
     def calls_are_as_logged(self, run, log, calls):
-        logged = fold(log)
+        lost = run.id not in self.concluded and was_lost(log[-1])
+        logged = fold(log, lost)
         if run.status == RunStatus.INTERRUPTED:
             assert not any(event.type == EventType.TOOL_CANCELLED for event in log), (
                 "what may be continued was closed"
@@ -174,7 +177,7 @@ class Truths:
             for call in logged.values():
                 if call.status == ToolStatus.RUNNING:
                     call.status = ToolStatus.INTERRUPTED
-                    call.effect = Effect.UNKNOWN if call.started else Effect.NONE
+                    call.effect = Effect.UNKNOWN if call.started or lost else Effect.NONE
         for call_id, call in logged.items():
             if (run.id, call_id) in self.straggled:
                 call.effect = Effect.DONE
@@ -382,8 +385,15 @@ def created(run):
     return run.created_at
 
 
-def fold(log):
-    """The tool calls that a log tells of, by their ids."""
+def was_lost(end):
+    """Whether this end tells of a lost execution, or of a cancel that overruled another end."""
+    operation = end.data.get("cancellation") or {"outcome": None}
+    lost = end.data.get("reason") == InterruptReason.WORKER_LOST
+    return lost or operation["outcome"] == CancelOutcome.RECONCILED
+
+
+def fold(log, lost):
+    """The tool calls that a log tells of, by their ids; a ``lost`` execution may have begun any unseen."""
     calls = defaultdict(lambda: SimpleNamespace(status=ToolStatus.RUNNING, effect=None, started=False))
     for event in log:
         data = event.data
@@ -401,5 +411,6 @@ def fold(log):
             call.status, call.effect = ToolStatus.FAILED, Effect.DONE if call.started else Effect.NONE
         elif event.type == EventType.TOOL_CANCELLED:
             call = calls[data["tool_call"]]
-            call.status, call.effect = ToolStatus.CANCELLED, Effect.UNKNOWN if call.started else Effect.NONE
+            call.status = ToolStatus.CANCELLED
+            call.effect = Effect.UNKNOWN if call.started or lost else Effect.NONE
     return calls

@@ -1,7 +1,9 @@
 """Which workers are alive: by their heartbeat on the database's clock, and by their process on this host."""
 
+import math
 import os
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
@@ -16,6 +18,33 @@ from runs.models import Worker
 
 # A worker is dead after this many missed heartbeats.
 MISSED_BEATS = 4
+
+
+class Watch:
+    """For how long we could have seen the others' signs of life without a break.
+
+    While the database is away, or this process is suspended, all others fall silent, too. Afterwards silence
+    proves nothing before they have had their time again. At first it is believed: who has died before we
+    came is not waited for.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen_at = clock()
+        self._steady_since = -math.inf
+
+    def saw(self) -> None:
+        """The database has answered. To be told with each heartbeat, from any thread."""
+        now = self._clock()
+        if now - self._seen_at > settings.RUNS_HEARTBEAT * 2:
+            self._steady_since = now
+        self._seen_at = now
+
+    @property
+    def believes_silence(self) -> bool:
+        """Whether a worker that is silent is dead. To be asked when the database has answered."""
+        self.saw()
+        return self._seen_at - self._steady_since > patience().total_seconds()
 
 
 def process_started(pid: int) -> str:
@@ -68,12 +97,15 @@ def is_gone(worker: Worker) -> bool:
     return False
 
 
-def dead(but: UUID | None = None) -> list[Worker]:
+def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
     """The dead among all workers, one of them left out of account.
 
-    Every process looks at each of its heartbeats, so of the living only those of this host are read.
+    While ``watch`` does not believe silence, a worker is dead only when its process is gone. Every process
+    looks at each of its heartbeats, so of the living only those of this host are read.
     """
     silent_ids = set(silent().values_list("id", flat=True))
+    if watch is not None and not watch.believes_silence:
+        silent_ids.clear()
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
     others = looked_at.exclude(id=but) if but else looked_at
     return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]

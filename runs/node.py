@@ -9,12 +9,13 @@ from uuid import UUID
 
 from django.conf import settings
 
-from runs import agents, follow, recovery
+from runs import agents, follow, liveness, recovery
 from runs.bus import Bus
 from runs.checkpoints import Checkpoints
 from runs.database import AWAY, in_thread
 from runs.executor import TrackingExecutor
 from runs.hub import Hub
+from runs.models import Worker
 from runs.tracking import track_tasks
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Node:
         self.leaving = False
         self.broken = asyncio.Event()  # set when the process cannot do its work any more
         self._loop = asyncio.get_running_loop()
+        self._watch = liveness.Watch()
         self._regular: list[asyncio.Task[None]] = []  # the loops that do something with each heartbeat
 
     @classmethod
@@ -72,13 +74,23 @@ class Node:
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
 
+    async def beat(self) -> None:
+        """One heartbeat: see that the database answers, and so would tell of the others' heartbeats.
+
+        It waits for no sweep. One that has much to do, or meets a row that somebody holds, may take longer
+        than a worker may be silent.
+        """
+        await in_thread(Worker.objects.exists)
+        self._watch.saw()
+
     async def sweep(self) -> None:
         """Bring into order what was left behind."""
-        await recovery.recover(self.checkpoints)
+        await recovery.recover(self.checkpoints, watch=self._watch)
 
     async def _begin(self) -> None:
         """Sweep once, then regularly."""
         Node.current = self
+        self._do_regularly(self.beat, "heartbeat")
         await self.sweep()
         self._do_regularly(self.sweep, "sweep")
         for loop in self._side_loops():

@@ -48,18 +48,23 @@ class Swept:
         )
 
 
-async def recover(checkpoints: Checkpoints, own: UUID | None = None) -> Swept:
-    """One sweep, then what the agents' policies say of interrupted turns; ``own`` as in ``sweep``."""
-    swept = await in_thread(sweep, own)
+async def recover(
+    checkpoints: Checkpoints, own: UUID | None = None, watch: liveness.Watch | None = None
+) -> Swept:
+    """One sweep, then what the agents' policies say of interrupted turns; parameters as in ``sweep``."""
+    swept = await in_thread(sweep, own, watch)
     for run in await in_thread(_undecided):
         await _apply_policy(run, checkpoints, swept)
     return swept
 
 
-def sweep(own: UUID | None = None) -> Swept:
-    """One sweep; ``own`` is the worker that sweeps and never finds itself dead."""
+def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept:
+    """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
+
+    A process that sweeps regularly says with its ``watch`` whether it could have seen the others alive.
+    """
     swept = Swept()
-    _bury_dead_workers(swept, liveness.dead(but=own))
+    _bury_dead_workers(swept, liveness.dead(own, watch))
     _end_orphans(swept)
     _settle_overdue(swept)
     _offer_waiting_sessions(swept)

@@ -59,7 +59,6 @@ class Supervisor(Node):
         self.writer.start()
         if dispatch.is_shared():
             self._queue = asyncio.create_task(jobs.take_forever(self.take, liveness.patience()), name="queue")
-        self._do_regularly(self.beat, "heartbeat")
         await super()._begin()
 
     def _side_loops(self) -> "list[asyncio.Task[None]]":
@@ -132,20 +131,17 @@ class Supervisor(Node):
         await asyncio.gather(*(execution.ended.wait() for execution in mine))
 
     async def beat(self) -> None:
-        """One heartbeat: a sign of life, and a look at the marks on one's own runs.
-
-        It waits for no sweep. One that has much to do, or meets a row that somebody holds, may take longer
-        than a worker may be silent.
-        """
+        """One heartbeat: a sign of life, and a look at the marks on one's own runs."""
         if not await in_thread(self._sign_of_life):
             # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
             await in_thread(self._register)
+        self._watch.saw()
         for run_id, reason in await in_thread(self._marks):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)
 
     async def sweep(self) -> None:
-        await recovery.recover(self.checkpoints, self.id)
+        await recovery.recover(self.checkpoints, self.id, self._watch)
         await self._end_strays()
 
     async def _end_strays(self) -> None:

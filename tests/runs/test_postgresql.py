@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from uuid import uuid4
 
 import procrastinate
@@ -11,14 +12,15 @@ import psycopg
 import pytest
 from asgiref.sync import SyncToAsync
 from django.db import OperationalError, connection, connections, transaction
+from django.utils import timezone
 from procrastinate.contrib import django as procrastinate_django
 from procrastinate.contrib.django.django_connector import DjangoConnector
 from psycopg import sql
 
-from runs import jobs, operations, turns
+from runs import jobs, liveness, operations, turns
 from runs.checkpoints import postgres as checkpoints
 from runs.database import AWAY, in_thread
-from runs.models import Run
+from runs.models import Run, Worker
 from runs.states import TERMINAL
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.stage import open_stage
@@ -201,6 +203,27 @@ async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, 
     assert [one.seq for one in await log_of(run_id)] == list(range(1, ended.last_seq + 1))
     await stage.assert_sendable()
     await stage.assert_next_completes()
+
+
+async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(stage, settings):
+    """While the database is away nobody can beat; whoever looks first must not take all others for dead."""
+    engine, before = stage.engine, timezone.now() - timedelta(hours=1)
+    named = {"host": "elsewhere", "boot": "b", "pid": 1, "pid_started": "1", "version": "1"}
+    silent = await in_thread(lambda: Worker.objects.create(**named, heartbeat_at=before))
+    found = Worker.objects.filter(id=silent.id)
+    ticks = [0.0]
+    engine._watch = liveness.Watch(lambda: ticks[0])
+
+    ticks[0] += 3600  # nothing got through
+    await engine.beat()
+    await engine.sweep()
+    assert await in_thread(found.exists)
+
+    for _ in range(liveness.MISSED_BEATS + 1):
+        ticks[0] += settings.RUNS_HEARTBEAT
+        await engine.beat()
+    await engine.sweep()
+    assert not await in_thread(found.exists)
 
 
 async def test_c34_a_queue_that_loses_its_connection_says_it_as_the_database_does(server, monkeypatch):

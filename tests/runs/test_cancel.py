@@ -607,12 +607,12 @@ def _told(run_id):
     return "".join(data["text"] for data in deltas.values_list("data", flat=True))
 
 
-async def test_after_a_force_cancel_nothing_of_the_run_is_written(stage, olivia):
+async def test_after_a_force_cancel_nothing_of_the_run_is_written(stage, olivia, settings):
     """The execution is alive and in the middle of its work when an operator takes the run away."""
+    settings.RUNS_STEP_LIMIT = 10_000  # it goes on for as long as nobody stops it
     for n in range(10):
         await stage.open_session()
-        for _ in range(30):
-            stage.script.add(call("mark", x=str(n)))
+        stage.script.respond = lambda messages, n=n: call("mark", x=str(n))
         run_id = await stage.start()
         await event(run_id, "tool.completed")
         await asyncio.sleep(random.uniform(0, 0.05))
@@ -625,7 +625,7 @@ async def test_after_a_force_cancel_nothing_of_the_run_is_written(stage, olivia)
             await execution.ended.wait()
         assert await _written(run_id, stage) == (log, state)
         assert log[-1] == "run.cancelled"
-        stage.script.clear()
+        stage.script.respond = None
         await stage.assert_next_completes()
         await stage.assert_sendable()
 

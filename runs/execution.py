@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,9 +64,18 @@ class Ending:
 
 
 class Execution:
-    """One claim of one run, from the claim to the ending."""
+    """One claim of one run, from the claim to the ending.
 
-    def __init__(self, run: Run, writer: EventWriter, checkpoints: Checkpoints) -> None:
+    ``afterwards`` takes what is left to do when it has ended, with a name for it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        writer: EventWriter,
+        checkpoints: Checkpoints,
+        afterwards: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
         self.run = run
         self.token = CancelToken()
         self._writer = writer
@@ -80,7 +89,7 @@ class Execution:
         self._slow_tool_name = ""
         self._fenced = False
         self._on_stragglers_ended: Callable[[], None] = lambda: None
-        self._notes: set[asyncio.Task[None]] = set()
+        self._afterwards = afterwards
         self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
 
     # Asked from outside
@@ -265,9 +274,7 @@ class Execution:
         """Of what was given up on it is known now that its work was done. Nothing else changes."""
         if not self._gave_up:
             return
-        task = asyncio.create_task(self._note_effect(call_id), name=f"effect of {call_id}")
-        self._notes.add(task)
-        task.add_done_callback(self._notes.discard)
+        self._afterwards(self._note_effect(call_id), f"effect of {call_id}")
 
     async def _note_effect(self, call_id: str) -> None:
         await self.ended.wait()  # the ending says "unknown" first

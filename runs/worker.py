@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
@@ -46,7 +47,7 @@ class Supervisor(Node):
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
         self._strays: set[tuple[UUID, int]] = set()  # by the last sweep: run and claim
-        self._titles: set[asyncio.Task[None]] = set()
+        self._after: set[asyncio.Task[None]] = set()  # what is still done for runs that have ended
         # Sessions offered while there was no room, in order, each with the claim that is waited for.
         self._wanted: dict[UUID, asyncio.Future[None]] = {}
         self._queue: asyncio.Task[None] | None = None
@@ -90,7 +91,7 @@ class Supervisor(Node):
         """What still executes is left to the next sweep."""
         dispatch.attach(None)
         await self._take_no_jobs()
-        unfinished = self._tasks | self._titles
+        unfinished = self._tasks | self._after
         for task in unfinished:
             task.cancel()
         await asyncio.gather(*unfinished, return_exceptions=True)
@@ -194,7 +195,7 @@ class Supervisor(Node):
         # A run that was ended without its execution: this one may not have heard of it yet.
         for earlier in self._of_session(session_id):
             await earlier.fence()
-        execution = Execution(run, self.writer, self.checkpoints)
+        execution = Execution(run, self.writer, self.checkpoints, self._afterwards)
         self.executions[run.id] = execution
         task = asyncio.create_task(self._execute(execution), name=f"run {run.id}")
         self._tasks.add(task)
@@ -207,14 +208,17 @@ class Supervisor(Node):
             if self.leaving:
                 await self._hand_over(execution.run.id)
             else:
-                task = asyncio.create_task(titles.improve(execution.run), name=f"title {execution.run.id}")
-                self._titles.add(task)
-                task.add_done_callback(self._titles.discard)
+                self._afterwards(titles.improve(execution.run), f"title {execution.run.id}")
         finally:
             del self.executions[execution.run.id]
             if execution.straggles(lambda: self.stragglers.discard(execution)):
                 self.stragglers.add(execution)
             self._claim_wanted()
+
+    def _afterwards(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._after.add(task)
+        task.add_done_callback(self._after.discard)
 
     async def _hand_over(self, run_id: UUID) -> None:
         try:

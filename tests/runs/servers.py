@@ -42,7 +42,7 @@ class Servers:
         writing._thread.shutdown(wait=False)
         for execution in executions:
             await execution._saver.seal()
-        await _end(*supervisor._tasks, *supervisor._claims)
+        await _end(*supervisor._tasks, *supervisor._claims, *supervisor._after)
         for execution in executions:
             execution.token.work.cancel_tasks()
             execution.token.work.kill_processes()

@@ -52,7 +52,7 @@ async def test_line_31_a_title_of_the_users_own_is_never_overwritten(engine, ali
     await in_thread(operations.rename_session, alice, session, "Mine")
     model.script.gate("rename").open()
     await terminal(run["id"])
-    await until(lambda: not engine._titles)
+    await until(lambda: not engine._after)
 
     assert (await in_thread(Session.objects.get)).title == "Mine"
 

@@ -386,6 +386,6 @@ async def test_no_title_is_generated_for_a_session_in_no_list(engine, alice, ser
 
     serve(agent(generate_title=generate)(lambda: plain_graph(ScriptedModel())))
     await complete(alice, "first words")
-    await asyncio.gather(*engine._titles)
+    await asyncio.gather(*engine._after)
     assert asked == []
     assert (await Session.objects.aget()).title == "first words"

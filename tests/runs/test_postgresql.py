@@ -270,12 +270,13 @@ async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is
     await gate.reached()
     second = await stage.start("second", multitask="enqueue")
     await stage.cancel(second)  # ends in the queue: the next turn brings it into the history
-    repair, tries = turns.repair, []
+    repair, tries, asked_for = turns.repair, [], asyncio.Event()
 
     async def repair_while_it_is_away(*args, **options):
         tries.append(args)
         if len(tries) > 1:
             return await repair(*args, **options)
+        await asked_for.wait()
         with impatient(stage), server.away():
             return await repair(*args, **options)
 
@@ -283,7 +284,10 @@ async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is
     gate.open()
     assert (await terminal(first)).status == "completed"
 
-    third = await terminal(await stage.start("third"), 20)
+    third = await stage.start("third")
+    asked_for.set()
+    await until(lambda: len(tries) > 1)
+    third = await terminal(third, 20)
 
     assert third.status == "completed", third.error_message
     assert len(tries) > 1

@@ -278,7 +278,7 @@ class TestLeaving:
         run = (await http.event())["run"]
         await held.reached()
         presence.leave()
-        assert (await http.events())[-1]["type"] != "run.cancelled"
+        assert "run.cancelled" not in [event["type"] for event in await http.events()]
         held.open()
         await ended(run, "completed")
 

@@ -1,8 +1,8 @@
 """Which workers are alive: by their heartbeat on the database's clock, and by their process on this host."""
 
-import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Q, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 
 from runs.host import this_host
@@ -21,30 +21,33 @@ MISSED_BEATS = 4
 
 
 class Watch:
-    """For how long we could have seen the others' signs of life without a break.
+    """When we could have seen the others' signs of life.
 
-    While the database is away, or this process is suspended, all others fall silent, too. Afterwards silence
-    proves nothing before they have had their time again. At first it is believed: who has died before we
-    came is not waited for.
+    While the database is away, or this process is suspended, all others fall silent, too. So that time does
+    not count against them.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen_at = clock()
-        self._steady_since = -math.inf
+        self._gaps: deque[tuple[float, float]] = deque(maxlen=100)  # when each ended, how long it was
 
     def saw(self) -> None:
         """The database has answered. To be told with each heartbeat, from any thread."""
-        now = self._clock()
-        if now - self._seen_at > settings.RUNS_HEARTBEAT * 2:
-            self._steady_since = now
+        now, before = self._clock(), self._seen_at
         self._seen_at = now
+        if now - before > settings.RUNS_HEARTBEAT * 2:
+            self._gaps.append((now, now - before))
 
-    @property
-    def believes_silence(self) -> bool:
-        """Whether a worker that is silent is dead. To be asked when the database has answered."""
+    def patience(self) -> timedelta:
+        """How long a worker may be silent by now. To be asked when the database has answered."""
         self.saw()
-        return self._seen_at - self._steady_since > patience().total_seconds()
+        allowed = patience().total_seconds()
+        for ended, seconds in reversed(self._gaps):
+            if self._seen_at - ended >= allowed:
+                break
+            allowed += seconds
+        return timedelta(seconds=allowed)
 
 
 def process_started(pid: int) -> str:
@@ -98,14 +101,14 @@ def is_gone(worker: Worker) -> bool:
 
 
 def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
-    """The dead among all workers, one of them left out of account.
+    """The dead among all workers, one of them left out of account; with the patience of ``watch``.
 
-    While ``watch`` does not believe silence, a worker is dead only when its process is gone. Every process
-    looks at each of its heartbeats, so of the living only those of this host are read.
+    Every process looks at each of its heartbeats, so of the living only those of this host are read.
     """
-    silent_ids = set(silent().values_list("id", flat=True))
-    if watch is not None and not watch.believes_silence:
-        silent_ids.clear()
+    silence = ExpressionWrapper(Now() - F("heartbeat_at"), DurationField())
+    found = list(silent().values_list("id", silence))
+    allowed = watch.patience() if watch else patience()  # asked now: the database has answered
+    silent_ids = {worker_id for worker_id, so_long in found if so_long > allowed}
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
     others = looked_at.exclude(id=but) if but else looked_at
     return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]

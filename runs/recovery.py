@@ -61,7 +61,7 @@ async def recover(
 def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept:
     """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
 
-    A process that sweeps regularly says with its ``watch`` whether it could have seen the others alive.
+    A process that sweeps regularly says with its ``watch`` when it could have seen the others alive.
     """
     swept = Swept()
     _bury_dead_workers(swept, liveness.dead(own, watch))

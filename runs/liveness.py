@@ -1,10 +1,12 @@
 """Which workers are alive: by their heartbeat on the database's clock, and by their process on this host."""
 
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -16,6 +18,11 @@ from django.db.models.functions import Now
 from runs.host import this_host
 from runs.models import Worker
 
+# One that goes on while the machine sleeps, as the database's does.
+_clock = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+
 # A worker is dead after this many missed heartbeats.
 MISSED_BEATS = 4
 
@@ -23,31 +30,38 @@ MISSED_BEATS = 4
 class Watch:
     """When we could have seen the others' signs of life.
 
-    While the database is away, or this process is suspended, all others fall silent, too. So that time does
-    not count against them.
+    Before this process came, while the database is away or takes no writes, and while the machine sleeps,
+    they may have been silent and alive. So that time does not count against them.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = _clock) -> None:
         self._clock = clock
-        self._seen_at = clock()
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=100)  # when each ended, how long it was
+        self._beaten_at = clock()
+        # When each ended, how long it was.
+        self._gaps: deque[tuple[float, float]] = deque([(self._beaten_at, math.inf)], maxlen=100)
 
-    def saw(self) -> None:
-        """The database has answered. To be told with each heartbeat, from any thread."""
-        now, before = self._clock(), self._seen_at
-        self._seen_at = now
+    def beat(self) -> None:
+        """The database takes heartbeats. To be told with each of one's own, from any thread."""
+        now, before = self._clock(), self._beaten_at
+        self._beaten_at = now
         if now - before > settings.RUNS_HEARTBEAT * 2:
             self._gaps.append((now, now - before))
 
-    def patience(self) -> timedelta:
-        """How long a worker may be silent by now. To be asked when the database has answered."""
-        self.saw()
+    def allows(self, silence: timedelta) -> bool:
+        """Whether who is silent for so long may be alive. To be asked when the database has answered."""
+        now = self._clock()
         allowed = patience().total_seconds()
+        if now - self._beaten_at > settings.RUNS_HEARTBEAT * 2:
+            allowed += now - self._beaten_at
         for ended, seconds in reversed(self._gaps):
-            if self._seen_at - ended >= allowed:
+            if now - ended >= allowed:
                 break
             allowed += seconds
-        return timedelta(seconds=allowed)
+        return silence.total_seconds() <= allowed
+
+
+# That of the engine in this process; None where there is none, as in a command.
+own_watch: Watch | None = None
 
 
 def process_started(pid: int) -> str:
@@ -101,14 +115,11 @@ def is_gone(worker: Worker) -> bool:
 
 
 def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
-    """The dead among all workers, one of them left out of account; with the patience of ``watch``.
+    """The dead among all workers, one of them left out of account; whom ``watch`` allows to be silent lives.
 
     Every process looks at each of its heartbeats, so of the living only those of this host are read.
     """
-    silence = ExpressionWrapper(Now() - F("heartbeat_at"), DurationField())
-    found = list(silent().values_list("id", silence))
-    allowed = watch.patience() if watch else patience()  # asked now: the database has answered
-    silent_ids = {worker_id for worker_id, so_long in found if so_long > allowed}
+    silent_ids = _silent_too_long(watch)
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
     others = looked_at.exclude(id=but) if but else looked_at
     return [worker for worker in others if worker.id in silent_ids or is_gone(worker)]
@@ -116,7 +127,13 @@ def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
 
 def is_dead(worker: Worker) -> bool:
     """Gone, or silent for too long."""
-    return is_gone(worker) or silent().filter(Q(id=worker.id)).exists()
+    return is_gone(worker) or worker.id in _silent_too_long(own_watch)
+
+
+def _silent_too_long(watch: Watch | None) -> set[UUID]:
+    silence = ExpressionWrapper(Now() - F("heartbeat_at"), DurationField())
+    found = list(silent().values_list("id", silence))
+    return {worker_id for worker_id, so_long in found if watch is None or not watch.allows(so_long)}
 
 
 def seen_beating() -> Worker | None:

@@ -33,7 +33,7 @@ class Node:
         self.leaving = False
         self.broken = asyncio.Event()  # set when the process cannot do its work any more
         self._loop = asyncio.get_running_loop()
-        self._watch = liveness.Watch()
+        self._watch = liveness.own_watch = liveness.Watch()
         self._regular: list[asyncio.Task[None]] = []  # the loops that do something with each heartbeat
 
     @classmethod
@@ -70,18 +70,21 @@ class Node:
         await self.bus.close()
         if Node.current is self:
             Node.current = None
+        if liveness.own_watch is self._watch:
+            liveness.own_watch = None
 
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
 
     async def beat(self) -> None:
-        """One heartbeat: see that the database answers, and so would tell of the others' heartbeats.
+        """One heartbeat: see that the database takes writes, and so those of the others' heartbeats.
 
         It waits for no sweep. One that has much to do, or meets a row that somebody holds, may take longer
         than a worker may be silent.
         """
-        await in_thread(Worker.objects.exists)
-        self._watch.saw()
+        # One that changes nothing, since none has this id.
+        await in_thread(Worker.objects.filter(id=UUID(int=0)).update, leaving=True)
+        self._watch.beat()
 
     async def sweep(self) -> None:
         """Bring into order what was left behind."""

@@ -136,7 +136,7 @@ class Supervisor(Node):
         if not await in_thread(self._sign_of_life):
             # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
             await in_thread(self._register)
-        self._watch.saw()
+        self._watch.beat()
         for run_id, reason in await in_thread(self._marks):
             if execution := self.executions.get(run_id):
                 execution.stop(reason)

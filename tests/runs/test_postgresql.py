@@ -5,13 +5,14 @@ import os
 import random
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from unittest.mock import Mock
 from uuid import uuid4
 
 import procrastinate
 import psycopg
 import pytest
 from asgiref.sync import SyncToAsync
-from django.db import OperationalError, connection, connections, transaction
+from django.db import DatabaseError, OperationalError, connection, connections, transaction
 from django.utils import timezone
 from procrastinate.contrib import django as procrastinate_django
 from procrastinate.contrib.django.django_connector import DjangoConnector
@@ -21,6 +22,7 @@ from runs import jobs, liveness, operations, turns
 from runs.checkpoints import postgres as checkpoints
 from runs.database import AWAY, in_thread
 from runs.models import Run, Worker
+from runs.node import Node
 from runs.states import TERMINAL
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.stage import open_stage
@@ -58,6 +60,22 @@ class Server:
             yield
         finally:
             self._let_connect(True)
+
+    @contextmanager
+    def reading_only(self):
+        """Nothing can be written."""
+        name = sql.Identifier(self.name)
+        self._outside.execute(
+            sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = on").format(name)
+        )
+        try:
+            self.end_sessions()
+            yield
+        finally:
+            self._outside.execute(
+                sql.SQL("ALTER DATABASE {} RESET default_transaction_read_only").format(name)
+            )
+            self.end_sessions()
 
     def _let_connect(self, allowed):
         statement = "ALTER DATABASE {} WITH ALLOW_CONNECTIONS {}"
@@ -205,25 +223,50 @@ async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, 
     await stage.assert_next_completes()
 
 
-async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(stage, settings):
+async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(
+    stage, settings, monkeypatch
+):
     """While the database is away nobody can beat; whoever looks first must not take all others for dead."""
     engine, before = stage.engine, timezone.now() - timedelta(minutes=59)
     named = {"host": "elsewhere", "boot": "b", "pid": 1, "pid_started": "1", "version": "1"}
     silent = await in_thread(lambda: Worker.objects.create(**named, heartbeat_at=before))
-    found = Worker.objects.filter(id=silent.id)
     ticks = [0.0]
-    engine._watch = liveness.Watch(lambda: ticks[0])
+    monkeypatch.setattr(engine, "_watch", liveness.Watch(lambda: ticks[0]))
+    monkeypatch.setattr(liveness, "own_watch", engine._watch)
 
+    async def beat_for(times):
+        for _ in range(times):
+            ticks[0] += settings.RUNS_HEARTBEAT
+            await engine.beat()
+
+    async def is_on_the_list():
+        is_dead = await in_thread(liveness.is_dead, silent)
+        await engine.sweep()
+        assert is_dead is not await in_thread(found.exists)
+        return not is_dead
+
+    found = Worker.objects.filter(id=silent.id)
+    await beat_for(10)
     ticks[0] += 3600  # nothing got through
-    await engine.beat()
-    await engine.sweep()
-    assert await in_thread(found.exists)
+    assert await is_on_the_list(), "a sweep came before the first heartbeat"
+    await beat_for(1)
+    assert await is_on_the_list()
 
-    for _ in range(liveness.MISSED_BEATS + 1):
-        ticks[0] += settings.RUNS_HEARTBEAT
-        await engine.beat()
-    await engine.sweep()
-    assert not await in_thread(found.exists)
+    await beat_for(liveness.MISSED_BEATS)
+    assert not await is_on_the_list()
+
+
+async def test_c34_a_database_that_takes_no_writes_shows_nobodys_silence(stage, server, monkeypatch):
+    """After a failover it may answer and take no heartbeats. A web process has no row that tells it so."""
+    watch = liveness.Watch()
+    monkeypatch.setattr(stage.engine, "_watch", watch)
+    monkeypatch.setattr(watch, "beat", beaten := Mock())
+    with server.reading_only(), pytest.raises(DatabaseError, match="read-only"):
+        await Node.beat(stage.engine)
+    assert not beaten.called
+
+    await Node.beat(stage.engine)
+    assert beaten.called
 
 
 async def test_c34_a_queue_that_loses_its_connection_says_it_as_the_database_does(server, monkeypatch):

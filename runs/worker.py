@@ -210,7 +210,8 @@ class Supervisor(Node):
             else:
                 self._afterwards(titles.improve(execution.run), f"title {execution.run.id}")
         finally:
-            del self.executions[execution.run.id]
+            if self.executions.get(execution.run.id) is execution:  # not the one that goes on after an answer
+                del self.executions[execution.run.id]
             if execution.straggles(lambda: self.stragglers.discard(execution)):
                 self.stragglers.add(execution)
             self._claim_wanted()

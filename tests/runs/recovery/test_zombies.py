@@ -212,3 +212,35 @@ async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, serv
     stage.script.gate("middle").open()
 
     assert (await terminal(run_id)).status == "completed"
+
+
+async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_that_goes_on(
+    stage, servers, monkeypatch
+):
+    """The reply to its question's commit is lost, and the user answers before it has asked again."""
+    stage.script.add(call("ask", question="Go?"))
+    wait, lost = lifecycle.wait, []
+
+    def wait_and_lose_the_reply(*of):
+        waits = wait(*of)
+        if not lost:
+            lost.append(of)
+            raise OperationalError("the server closed the connection")
+        return waits
+
+    monkeypatch.setattr(lifecycle, "wait", wait_and_lose_the_reply)
+    run_id = await stage.start()
+    asked = await status(run_id, "waiting")
+    first = Supervisor.current.executions[asked.id]
+    stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
+
+    await in_thread(operations.answer, stage.owner, run_id, {one["id"]: "Yes" for one in asked.questions})
+
+    await event(run_id, "message.delta")
+    await first.ended.wait()
+    await asyncio.sleep(0)
+    assert Supervisor.current.executions.get(asked.id) not in (None, first)
+    for _ in range(2):
+        await Supervisor.current.sweep()
+    stage.script.gate("middle").open()
+    assert (await terminal(run_id)).status == "completed"

@@ -32,6 +32,7 @@ class KnownCall:
     started: bool  # its tool.started is in the log
     ended: bool  # its end is in the log
     counted: bool = False  # a run before this one began it, and has it in its statistics
+    may_have_begun: bool = False  # in a run before this one
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +46,7 @@ class _Call:
     started: bool = False
     ended: bool = False
     counted: bool = False
+    may_have_begun: bool = False
     failure: str | None = None  # it raised, and nobody has put a message in its place yet
 
 
@@ -76,7 +78,14 @@ class ToolTranslation:
         self._on_result = on_result
         self._calls = {
             call.id: _Call(
-                call.id, call.message, call.name, call.args, call.started, call.ended, call.counted
+                call.id,
+                call.message,
+                call.name,
+                call.args,
+                call.started,
+                call.ended,
+                call.counted,
+                call.may_have_begun,
             )
             for call in known
         }
@@ -148,6 +157,12 @@ class ToolTranslation:
             return
         self._start(call, None, (), counts=not call.counted)
         self._finish(call, message)
+
+    def tell_begun(self) -> None:
+        """Say of each call that has begun that it did, though its chunk may still be in the queue."""
+        for call in self._calls.values():
+            if call.id in self._nodes and not call.ended:
+                self._start(call, self._nodes[call.id], ())
 
     def close(self) -> None:
         """No chunk comes any more: every call that has no end gets the one it deserves."""
@@ -237,7 +252,7 @@ class ToolTranslation:
         elif outcome is None and call.failure is not None:
             self._fail(call, call.failure)
         else:
-            effect = Effect.UNKNOWN if call.started else Effect.NONE
+            effect = Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
 
 

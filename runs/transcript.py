@@ -76,6 +76,7 @@ class Call:
     effect: Effect | None = None  # None while it may still come to something
     duration_ms: int | None = None
     started: bool = False
+    may_have_begun: bool = False  # in a run that this one resumes, which does not know what came of it
     broken: bool = False  # its arguments could not be read, so ``args`` is empty
 
     @property
@@ -292,7 +293,8 @@ def _reopened(call: Call) -> Call:
     """A call of the resumed run as the new run finds it: open again, unless its outcome is known."""
     if call.was_answered:
         return replace(call)
-    return replace(call, status=ToolStatus.RUNNING, effect=None)
+    may_have_begun = call.effect == Effect.UNKNOWN
+    return replace(call, status=ToolStatus.RUNNING, effect=None, may_have_begun=may_have_begun)
 
 
 def _end(call: Call, event: EventLike) -> None:
@@ -312,4 +314,4 @@ def _end(call: Call, event: EventLike) -> None:
 
 def _effect_of_end(call: Call) -> Effect:
     """What is known of the effect of a call that ended without an answer."""
-    return Effect.UNKNOWN if call.started else Effect.NONE
+    return Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE

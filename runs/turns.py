@@ -184,6 +184,7 @@ def _known(run: Run, said: Transcript) -> Known:
                 started=call.started and is_own,
                 ended=not call.is_open,
                 counted=call.started,
+                may_have_begun=not is_own and (call.started or call.may_have_begun),
             )
         )
     last: Sequence[Any] = said.messages[-1:]

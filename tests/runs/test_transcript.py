@@ -137,6 +137,18 @@ def test_a_lost_run_may_have_begun_what_it_asked_for(reason, effect):
     assert [(call.status, call.effect) for call in turn.calls] == [(ToolStatus.INTERRUPTED, effect)]
 
 
+def test_what_a_lost_run_may_have_begun_its_resumption_may_not_call_undone():
+    asked = completed("m", "", "lost", "left")
+    end = ("tool.cancelled", {"tool_call": "left", "effect": "none"})
+    alone = log(asked, end, ("run.interrupted", {"reason": "worker_lost"}), status=RunStatus.INTERRUPTED)
+    entries = [Entry(1, "run.cancelled", {}, AT)]
+    turn = transcript.read(Run("again", RunStatus.CANCELLED, "u", "question", AT), entries, alone)
+    assert [(call.id, call.effect) for call in turn.calls] == [
+        ("lost", Effect.UNKNOWN),
+        ("left", Effect.NONE),
+    ]
+
+
 def test_the_text_of_the_end_counts_and_deltas_behind_it_do_not():
     late = ("message.delta", {"message": "m", "text": "late"})
     turn = log(("message.delta", {"message": "m", "text": "one"}), completed("m", "one two"), late)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs import lifecycle, operations
+from runs import lifecycle, operations, turns
 from runs.database import in_thread
 from runs.errors import NotInterrupted
 from runs.models import Cancellation, Session, Worker
@@ -325,3 +325,29 @@ async def test_c08_a_key_gives_its_run_after_a_restart_too(stage, servers):
     assert await stage.start("go", key="k") == run_id
     assert stage.marks.read() == ["once"]
     assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["go"]
+
+
+async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption(stage, servers, monkeypatch):
+    stage.script.add(call("slow_async", seconds=60))
+    run_id = await stage.start()
+    await event(run_id, "tool.started")
+    await servers.restart()
+    await interrupted(run_id)
+    begin = turns.begin
+
+    async def begin_and_be_cancelled(graph, turn):
+        begun = await begin(graph, turn)
+        await stage.cancel(str(turn.run.id))
+        await until(Supervisor.current.executions[turn.run.id]._stop.done)
+        return begun
+
+    monkeypatch.setattr(turns, "begin", begin_and_be_cancelled)
+    resumption = await resumed(stage, run_id)
+    monkeypatch.undo()
+
+    assert resumption.status == "cancelled"
+    [told] = [one.data["effect"] for one in await log_of(resumption.id) if one.type == "tool.cancelled"]
+    [shown] = [one["effect"] for message in await stage.history() for one in message["tool_calls"]]
+    assert (told, shown) == ("unknown", "unknown")
+    assert "It may have taken effect" in str(await stage.state())
+    await stage.assert_next_completes()

@@ -65,6 +65,7 @@ async def test_calls_of_an_earlier_execution_end_when_this_one_is_cancelled():
         calls=(
             KnownCall("ran", "m", "echo", {}, started=True, ended=True),
             KnownCall("open", "m", "echo", {}, started=True, ended=False),
+            KnownCall("lost", "m", "echo", {}, started=False, ended=False, may_have_begun=True),
             KnownCall("asked", "m", "echo", {}, started=False, ended=False),
         ),
     )
@@ -72,6 +73,7 @@ async def test_calls_of_an_earlier_execution_end_when_this_one_is_cancelled():
     execution.close(RunStatus.CANCELLED)
     assert execution.recorder.of("tool.cancelled") == [
         {"tool_call": "open", "effect": "unknown"},
+        {"tool_call": "lost", "effect": "unknown"},
         {"tool_call": "asked", "effect": "none"},
     ]
     assert execution.recorder.texts == ["(Stopped before an answer was given.)"]

@@ -132,7 +132,9 @@ class Execution:
             # Nobody above could do better: the run has to end, with what is known of it in the log.
             logger.exception("The execution of run %s broke.", self.run.id)
             await self._stop_everything()
-            await self._finish(Ending(RunStatus.FAILED, INTERNAL), repaired=False)
+            result = await self._finish(Ending(RunStatus.FAILED, INTERNAL), repaired=False)
+            if result is Result.CANCEL_FIRST:
+                await self._finish(Ending(RunStatus.CANCELLED), repaired=False)
         finally:
             await self._saver.seal()
             self._writer.release(self._log)
@@ -341,6 +343,8 @@ class Execution:
         unanswered = ending.status is RunStatus.COMPLETED and self._translator.unanswered
         if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
             self._translator.close(ending.status)
+        else:
+            self._translator.leave_open()
         await self._log.flush()
         if ending.status is RunStatus.WAITING:
             return await _stubbornly(

@@ -307,6 +307,10 @@ class Translator:
 
     # The end
 
+    def leave_open(self) -> None:
+        """The graph was broken off and may be gone on with: what has begun is told, nothing is ended."""
+        self._tools.tell_begun()
+
     def close(self, status: RunStatus) -> None:
         """No chunk comes any more: end what is open, as the run's ``status`` wants it.
 
@@ -315,18 +319,17 @@ class Translator:
         complete and does not end with an assistant's text gets a note, so that log, page and model see the
         same words. A second call does nothing.
         """
-        if self._closed:
-            return
-        self._closed = True
-        for stream in list(self._by_call.values()):
-            if stream.fed:
-                self._tell_rest(stream)
-                self._end_stream(stream)
-        self._meter.close()
+        if not self._closed:
+            self._closed = True
+            for stream in list(self._by_call.values()):
+                if stream.fed:
+                    self._tell_rest(stream)
+                    self._end_stream(stream)
+            self._meter.close()
         if status == RunStatus.WAITING:
             return
         self._tools.close()
-        if status in NOTES and not self._ends_with_text:
+        if status in NOTES and not self._ends_with_text and note_id(self._run_id) not in self._logged:
             message_id = note_id(self._run_id)  # without a delta: it is no token of the model's
             self._start(message_id, None, ())
             self._complete(message_id, NOTES[status], [], usage=None, status="interrupted")

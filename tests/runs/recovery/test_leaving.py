@@ -3,12 +3,14 @@
 import asyncio
 
 import pytest
+from langchain_core.tools import tool
 
-from runs import lifecycle, operations
+from runs import interruptions, lifecycle, operations
 from runs.database import in_thread
-from runs.models import ToolCall, Worker
+from runs.execution import StopReason
+from runs.models import Run, ToolCall, Worker
 from runs.worker import Supervisor
-from tests.fakes import Hold, Round, call, numbered, say, text
+from tests.fakes import Hold, Round, ScriptedModel, call, fan_out_graph, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until
 
@@ -97,3 +99,26 @@ async def test_line_41_a_waiting_run_stays_when_the_server_leaves(stage, servers
     await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "No"})
     assert (await terminal(run_id)).status == "completed"
     assert stage.marks.read() == ["answered No"]
+
+
+async def test_line_41_a_tool_that_begins_while_the_server_leaves_is_known_to_have_begun(
+    stage, servers, serve
+):
+    """What says so to the log waits behind what the model said, and the graph is being stopped."""
+
+    @tool
+    async def pay() -> str:
+        """Pay."""
+        stage.marks.write("paid")
+        for execution in Supervisor.current.executions.values():
+            execution.stop(StopReason.SHUTDOWN)
+        await asyncio.sleep(60)
+        return "paid"
+
+    serve(lambda: fan_out_graph(ScriptedModel(call("pay"), say("Done.")), [pay]))
+    ended = await interrupted(await stage.start())
+
+    assert stage.marks.read() == ["paid"]
+    assert (await in_thread(ToolCall.objects.get)).effect == "unknown"
+    run = await in_thread(Run.objects.select_related("session").get, id=ended.id)
+    assert not await interruptions.is_safe(run, Supervisor.current.checkpoints)

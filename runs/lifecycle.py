@@ -319,6 +319,7 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
             run.save_changes()
             operation = cancellation.accept(session, run, at=now, **who)
         if run.worker is None or liveness.is_dead(run.worker):
+            notices.stop_execution(run, fenced=True)  # should it live after all
             _end(session, run, RunStatus.CANCELLED, outcome=CancelOutcome.RECONCILED)
             operation.refresh_from_db()
         else:

@@ -123,14 +123,11 @@ class Work:
         left = [
             generator for _, generator in sorted(self._generators.items(), reverse=True)
         ]  # inner ones first
-        try:
-            async with asyncio.timeout(timeout):
-                for generator in left:
-                    try:
-                        await generator.aclose()
-                    except Exception as error:  # noqa: BLE001 (their cleaning up is anybody's code)
-                        logger.debug("%r was not closed in good order: %s", generator, error)
-        except TimeoutError:
+        # In a task of its own, since their cleaning up may swallow a cancel.
+        closing = asyncio.create_task(_close_all(left), name="closing streams")
+        await asyncio.wait({closing}, timeout=timeout)
+        if not closing.done():
+            closing.cancel()
             logger.warning("What a run was streaming did not close within %g s.", timeout)
 
     def terminate_processes(self) -> None:
@@ -236,6 +233,14 @@ class Work:
         if stragglers and not self._stragglers:
             on_idle = self._on_idle
         return lambda: _tell(waiting, on_idle)
+
+
+async def _close_all(generators: "list[AsyncGenerator[Any, Any]]") -> None:
+    for generator in generators:
+        try:
+            await generator.aclose()
+        except Exception as error:  # noqa: BLE001 (their cleaning up is anybody's code)
+            logger.debug("%r was not closed in good order: %s", generator, error)
 
 
 def _telling(on_result: Callable[[str], None], tool_call: str) -> Callable[[Any], None]:

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+from contextlib import suppress
 from uuid import UUID
 
 import pytest
@@ -12,7 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import START, MessagesState, StateGraph
 
-from runs import operations, turns
+from runs import lifecycle, operations, turns
 from runs.database import in_thread
 from runs.models import Cancellation, RunEvent, Session, ToolCall
 from tests.fakes import (
@@ -78,6 +79,35 @@ async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(
     assert (await stage.cancelled(run_id)).status == "cancelled"
 
     assert closed.is_set()
+
+
+async def test_line_19_a_stream_that_will_not_be_closed_holds_the_run_for_a_while_only(
+    stage, serve, settings, release
+):
+    """Its cleaning up swallows every cancel."""
+    settings.RUNS_CANCEL_GRACE = 0.5
+    kept, reading = [], asyncio.Event()
+
+    async def stream():
+        try:
+            while True:
+                yield "item"
+        finally:
+            while not release.is_set():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.02)
+
+    async def node(state):
+        kept.append(stream())
+        async for _ in kept[0]:
+            reading.set()
+            await asyncio.Event().wait()
+
+    serve(lambda: StateGraph(MessagesState).add_node("node", node).add_edge(START, "node"))
+    run_id = await stage.start()
+    await reading.wait()
+
+    assert (await stage.cancelled(run_id)).status == "cancelled"
 
 
 class Deaf(BaseChatModel):
@@ -563,6 +593,38 @@ async def test_c10_cancel_against_the_natural_end_gives_one_ending(stage):
             await stage.assert_sendable()
         stage.script.clear()
     assert endings["cancelled"]
+
+
+async def test_c10_a_cancel_before_a_question_leaves_the_same_words_everywhere(stage, monkeypatch):
+    """It is accepted when the graph has asked, and before that is written."""
+    stage.script.add(call("ask", question="Go?"))
+    wait = lifecycle.wait
+
+    def be_cancelled_first(run_id, *of):
+        operations.cancel_run(stage.owner, run_id)
+        return wait(run_id, *of)
+
+    monkeypatch.setattr(lifecycle, "wait", be_cancelled_first)
+    run_id = await stage.start()
+    ended = await terminal(run_id)
+
+    assert (ended.status, ended.message_count) == ("cancelled", 4)
+    told = [one.data["message"] for one in await log_of(run_id) if one.type == "message.completed"]
+    shown = await stage.history()
+    assert [message["id"] for message in shown if message["role"] == "assistant"] == told
+    await stage.assert_next_completes()
+
+
+async def test_c10_a_cancel_of_a_turn_that_breaks_settles_at_once(stage, monkeypatch):
+    async def be_cancelled_and_break(graph, turn):
+        await stage.cancel(str(turn.run.id))
+        raise RuntimeError("the graph's own reducer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(turns, "begin", be_cancelled_and_break)
+        assert (await terminal(await stage.start())).status == "cancelled"
+    assert (await in_thread(Cancellation.objects.get)).outcome == "cancelled"
+    await stage.assert_next_completes()
 
 
 async def test_c10_a_tool_that_fails_because_of_the_stop_is_no_failure(stage):

@@ -14,6 +14,8 @@ from uuid import uuid4
 from asgiref.sync import async_to_sync
 from channels.layers import InMemoryChannelLayer, get_channel_layer
 
+from runs.tasks import end
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -60,9 +62,7 @@ class Bus:
         """Leave the channel layer; what is still in the outbox is dropped."""
         if Bus.current is self:
             Bus.current = None
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end(self.tasks)
         groups, self._handlers = self._handlers if self._channel else {}, {}
         for group in groups:
             if not await self._quietly(self._layer.group_discard(group, self._channel)):

@@ -20,6 +20,7 @@ from runs.bus import Bus, Message, session_group, user_group
 from runs.database import AWAY, in_thread
 from runs.models import Run, Session
 from runs.prepared import Prepared
+from runs.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -104,10 +105,7 @@ class Hub:
         """Stop polling; the followers are their own owners' to close."""
         if Hub.current is self:
             Hub.current = None
-        unfinished = [*self.tasks, *([self._reading] if self._reading else [])]
-        for task in unfinished:
-            task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        await end([*self.tasks, *([self._reading] if self._reading else [])])
 
     @property
     def followers(self) -> int:

@@ -16,6 +16,7 @@ from runs.database import AWAY, in_thread
 from runs.executor import TrackingExecutor
 from runs.hub import Hub
 from runs.models import Worker
+from runs.tasks import end
 from runs.tracking import track_tasks
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,7 @@ class Node:
 
     async def close(self) -> None:
         """Close everything at once."""
-        for loop in self._regular:
-            loop.cancel()
-        await asyncio.gather(*self._regular, return_exceptions=True)
+        await end(self._regular)
         await self._end()
         await self.hub.close()
         await self.checkpoints.close()

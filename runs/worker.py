@@ -22,6 +22,7 @@ from runs.hub import Hub
 from runs.models import Run, Worker
 from runs.node import Node
 from runs.states import RunStatus
+from runs.tasks import end
 from runs.writer import EventWriter
 
 logger = logging.getLogger(__name__)
@@ -91,17 +92,16 @@ class Supervisor(Node):
         """What still executes is left to the next sweep."""
         dispatch.attach(None)
         await self._take_no_jobs()
-        unfinished = self._tasks | self._after
-        for task in unfinished:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*unfinished, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._after)
         await self.writer.close()
         await in_thread(recovery.remove_worker, Worker.objects.filter(id=self.id))
 
     async def _take_no_jobs(self) -> None:
         if self._queue is not None:
-            self._queue.cancel()
-            await asyncio.gather(self._queue, return_exceptions=True)
+            await end([self._queue])
 
     def offer(self, session_id: UUID) -> None:
         """Claim and execute the session's first in line, when there is room. From any thread."""

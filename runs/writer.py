@@ -24,6 +24,7 @@ from runs.events import encode, insert, publish, wire
 from runs.models import Run
 from runs.prepared import Prepared
 from runs.states import EventType, RunStatus
+from runs.tasks import end
 
 logger = logging.getLogger(__name__)
 
@@ -206,9 +207,7 @@ class EventWriter:
 
     async def close(self) -> None:
         """Write what is left and stop."""
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await end(self.tasks)
         if self._commit is not None:
             await self._commit
         await self.step()

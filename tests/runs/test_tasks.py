@@ -1,0 +1,62 @@
+"""Tasks are ended, also those that do not hear of it at once."""
+
+import asyncio
+
+import pytest
+from django.db import OperationalError
+
+from runs import dispatch, jobs, recovery, tasks
+from runs.node import Node
+from runs.worker import Supervisor
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(tasks, "_PAUSE", 0.01)
+
+
+async def deaf_to(cancels):
+    """Goes on for so many cancels."""
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if cancels == 0:
+                raise
+            cancels -= 1
+
+
+async def breaks_when_cancelled():
+    try:
+        await asyncio.Event().wait()
+    finally:
+        raise OSError("its connection is gone")
+
+
+async def test_whoever_loses_a_cancel_gets_another():
+    ending = [asyncio.create_task(deaf_to(cancels)) for cancels in range(3)]
+    ending += [asyncio.create_task(breaks_when_cancelled()), asyncio.create_task(asyncio.sleep(0))]
+    await asyncio.sleep(0)
+
+    await asyncio.wait_for(tasks.end(ending), 10)
+
+    assert all(task.done() for task in ending)
+
+
+async def test_nothing_is_ended_at_once():
+    await tasks.end([])
+
+
+async def test_a_worker_that_cannot_begin_does_not_hang_in_its_queue(transactional_db, monkeypatch):
+    async def recover(*of, **how):
+        await asyncio.sleep(0.05)
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(dispatch, "is_shared", lambda: True)
+    monkeypatch.setattr(jobs, "take_forever", lambda *of: deaf_to(1))
+    monkeypatch.setattr(recovery, "recover", recover)
+
+    with pytest.raises(OperationalError):
+        await asyncio.wait_for(Supervisor.start(), 20)
+
+    assert Node.current is None

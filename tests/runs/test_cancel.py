@@ -57,7 +57,7 @@ async def stage(engine, alice, serve, tmp_path, release):
 
 async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(stage, serve):
     """Its reader was cancelled while it handled an item, and nobody closes what may still be read."""
-    kept, reading, closed = [], asyncio.Event(), asyncio.Event()
+    closed = asyncio.Event()
 
     async def stream():
         try:
@@ -66,19 +66,26 @@ async def test_line_15_a_stream_is_closed_although_something_still_refers_to_it(
         finally:
             closed.set()
 
+    run_id = await _reading(stage, serve, stream())
+
+    assert (await stage.cancelled(run_id)).status == "cancelled"
+
+    assert closed.is_set()
+
+
+async def _reading(stage, serve, stream):
+    """A run that handles an item of this stream, to which something else refers, too."""
+    reading = asyncio.Event()
+
     async def node(state):
-        kept.append(stream())
-        async for _ in kept[0]:
+        async for _ in stream:
             reading.set()
             await asyncio.Event().wait()
 
     serve(lambda: StateGraph(MessagesState).add_node("node", node).add_edge(START, "node"))
     run_id = await stage.start()
     await reading.wait()
-
-    assert (await stage.cancelled(run_id)).status == "cancelled"
-
-    assert closed.is_set()
+    return run_id
 
 
 async def test_line_19_a_stream_that_will_not_be_closed_holds_the_run_for_a_while_only(
@@ -86,7 +93,6 @@ async def test_line_19_a_stream_that_will_not_be_closed_holds_the_run_for_a_whil
 ):
     """Its cleaning up swallows every cancel."""
     settings.RUNS_CANCEL_GRACE = 0.5
-    kept, reading = [], asyncio.Event()
 
     async def stream():
         try:
@@ -97,15 +103,7 @@ async def test_line_19_a_stream_that_will_not_be_closed_holds_the_run_for_a_whil
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.02)
 
-    async def node(state):
-        kept.append(stream())
-        async for _ in kept[0]:
-            reading.set()
-            await asyncio.Event().wait()
-
-    serve(lambda: StateGraph(MessagesState).add_node("node", node).add_edge(START, "node"))
-    run_id = await stage.start()
-    await reading.wait()
+    run_id = await _reading(stage, serve, stream())
 
     assert (await stage.cancelled(run_id)).status == "cancelled"
 

@@ -22,7 +22,7 @@ from runs.database import in_thread
 from runs.errors import Invalid
 from runs.events import timestamp
 from runs.models import Run, RunEvent, Session, ToolCall
-from runs.plain import clean, plain, text_of
+from runs.plain import NAME_LIMIT, clean, fitting, plain, text_of
 from runs.sendable import marked
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
 from runs.transcript import Transcript
@@ -309,7 +309,7 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
     text = clean(text_of(result.content)) if result else None
     call = {
         "id": asked["id"],
-        "name": clean(asked["name"]),
+        "name": fitting(asked["name"], NAME_LIMIT),
         "args": plain(asked["args"]),
         "status": status,
         "result": text if status == ToolStatus.COMPLETED else None,

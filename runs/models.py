@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from runs import prepared
 from runs.errors import HistoryIsFinal
+from runs.plain import NAME_LIMIT
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -279,7 +280,7 @@ class ToolCall(models.Model):
     run = models.ForeignKey(Run, models.CASCADE, related_name="calls", db_index=False)
     call_id = models.CharField(max_length=200)
     message_id = models.CharField(max_length=200, blank=True, default="")
-    name = models.CharField(max_length=200)
+    name = models.CharField(max_length=NAME_LIMIT)
     args = models.JSONField(default=dict)
     status = models.CharField(max_length=12, choices=ToolStatus, default=ToolStatus.RUNNING)
     effect = models.CharField(max_length=8, choices=Effect, null=True)

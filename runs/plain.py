@@ -19,6 +19,8 @@ from pydantic import BaseModel
 
 # Characters that one tool result, error or JSON value may have in the log.
 LIMIT = 100_000
+# And the name of a tool, which a model may have made up; more does not fit into its column.
+NAME_LIMIT = 200
 _DEPTH = 20
 _KEY_LIMIT = 200
 _NUMBER_BITS = 63  # more cannot be kept in a checkpoint
@@ -63,6 +65,14 @@ def short(text: str, limit: int = LIMIT) -> str:
     if len(text) <= limit:
         return clean(text)
     return f"{clean(text[:limit])}\n[cut: {len(text) - limit} more characters]"
+
+
+def fitting(text: str, limit: int) -> str:
+    """Clean text for a column that takes ``limit`` characters, the mark where it was cut included."""
+    if len(text) <= limit:
+        return clean(text)
+    mark = f" [cut: {len(text)} characters]"
+    return clean(text[: limit - len(mark)]) + mark
 
 
 def text_of(content: Any) -> str:

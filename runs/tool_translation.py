@@ -14,11 +14,10 @@ from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
-from runs.plain import clean, plain, result_text, short
+from runs.plain import NAME_LIMIT, clean, fitting, plain, result_text, short
 from runs.states import Effect, EventType
 
 _PROGRESS_LIMIT = 10_000
-_NAME_LIMIT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ class ToolTranslation:
 
     def _unasked(self, call_id: str, payload: dict[str, Any]) -> _Call:
         args = payload.get("input")
-        name = short(payload["tool_name"], _NAME_LIMIT)
+        name = fitting(payload["tool_name"], NAME_LIMIT)
         call = self._calls[call_id] = _Call(
             call_id, None, name, plain(args) if isinstance(args, dict) else {}
         )

@@ -26,7 +26,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 
 from runs.callbacks import CallbackRelay
-from runs.plain import CleanStream, clean, plain, short, text_of
+from runs.plain import NAME_LIMIT, CleanStream, clean, fitting, plain, short, text_of
 from runs.states import EventType, RunStatus
 from runs.tool_translation import KnownCall, ToolTranslation
 from runs.transcript import NOTES, note_id
@@ -356,7 +356,7 @@ def _wire_calls(message: AIMessage, message_id: str) -> list[dict[str, Any]]:
         args = call["args"]
         wire = {
             "id": clean(call["id"] or f"{message_id}:{len(calls)}"),
-            "name": short(call["name"] or "", 200),
+            "name": fitting(call["name"] or "", NAME_LIMIT),
             "args": plain(args) if isinstance(args, dict) else {},
         }
         if not isinstance(args, dict):

@@ -24,7 +24,7 @@ from runs.database import AWAY, in_thread
 from runs.models import Run, Worker
 from runs.node import Node
 from runs.states import TERMINAL
-from tests.fakes import Hold, Round, call, numbered, say
+from tests.fakes import Hold, Round, call, numbered, say, spelled
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, log_of, terminal, until
 
@@ -358,3 +358,15 @@ async def test_c21_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(st
     words = " ".join(f"w{number}" for number in range(1, 21))
     assert (await stage.history())[-1]["text"].startswith(words)
     await stage.assert_next_completes()
+
+
+async def test_a_tool_that_a_model_calls_by_an_endless_name_costs_no_turn(stage):
+    stage.script.add(Round(spelled("mark" * 60, {"x": "1"})), say("Done."))
+    ended = await terminal(await stage.start())
+
+    assert ended.status == "completed", ended.error_message
+    (asked,) = (await stage.history())[1]["tool_calls"]
+    logged = [one.data for one in await log_of(ended.id) if one.type == "message.completed"]
+    assert asked["name"] == logged[0]["tool_calls"][0]["name"]
+    assert asked["status"] == "failed"
+    await stage.assert_sendable()

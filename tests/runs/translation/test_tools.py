@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.tools import InjectedToolCallId, tool
+from langchain_core.tools import InjectedToolCallId, StructuredTool, tool
 from langgraph.errors import NodeCancelledError
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolRuntime
@@ -197,6 +197,31 @@ async def test_a_call_id_that_a_later_message_uses_again_is_another_call():
     ).run()
     assert len(recorder.of("tool.started")) == len(recorder.of("tool.completed")) == 2
     assert recorder.counts["message_count"] == 5
+
+
+@pytest.mark.parametrize("length", [200, 201, 5000])
+async def test_a_name_that_a_model_lost_itself_in_fits_its_column_with_its_mark(length):
+    name = ("echo" * length)[:length]
+    model = ScriptedModel(rounds=[spelled(("c1", name, '{"text": "x"}')), words("Done")])
+    recorder = await Execution(agent(model)).run()
+    (asked,) = recorder.of("message.completed")[0]["tool_calls"]
+    assert len(asked["name"]) == 200
+    assert asked["name"].endswith(f" [cut: {length} characters]") == (length > 200)
+
+
+async def test_the_name_of_a_tool_that_nobody_asked_for_fits_its_column():
+    async def endless(text: str) -> str:
+        """Has a long name."""
+        return text
+
+    made = StructuredTool.from_function(coroutine=endless, name="endless" * 50)
+
+    async def direct(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(await made.ainvoke({"text": "x"}))]}
+
+    graph = StateGraph(MessagesState).add_node("direct", direct).add_edge(START, "direct")
+    recorder = await Execution(graph).run()
+    assert len(recorder.of("tool.started")[0]["name"]) == 200
 
 
 async def test_huge_results_and_arguments_are_cut_with_a_mark():

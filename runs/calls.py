@@ -13,6 +13,7 @@ from django.db.models import Case, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
 from runs.models import Run, ToolCall
+from runs.plain import ID_LIMIT, key
 from runs.prepared import Prepared
 from runs.states import Effect, EventType, ToolStatus
 
@@ -65,7 +66,10 @@ def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType
     return [
         (
             EventType.TOOL_CANCELLED,
-            {"tool_call": call.call_id, "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE},
+            {
+                "tool_call": call.given_id,
+                "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE,
+            },
         )
         for call in _open_calls(run.id)
     ]
@@ -76,13 +80,14 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
         # A call exists from the moment the model has asked for it, whether or not it ever starts.
         for call in data["tool_calls"]:
             # Some providers use an id again in a later message: then it is another call.
-            ToolCall.objects.filter(run_id=run_id, call_id=call["id"]).delete()
-            asked = {"name": call["name"], "args": call["args"], "message_id": data["message"]}
-            ToolCall.objects.create(run_id=run_id, call_id=call["id"], **asked)
+            ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()
+            asked = {"name": call["name"], "args": call["args"], "message_id": key(data["message"])}
+            ToolCall.objects.create(run_id=run_id, **_named(call["id"]), **asked)
         return
-    row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=data["tool_call"])
+    named = _named(data["tool_call"])
+    row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=named["call_id"], defaults=named)
     if type == EventType.TOOL_STARTED:
-        row.name, row.args, row.message_id = data["name"], data["args"], data["message"] or ""
+        row.name, row.args, row.message_id = data["name"], data["args"], key(data["message"] or "")
         row.started_at = at
     elif type == EventType.TOOL_COMPLETED:
         row.status, row.effect, row.result = ToolStatus.COMPLETED, Effect.DONE, data["result"]
@@ -96,3 +101,8 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
     if row.effect == Effect.UNKNOWN and row.started_at is None:
         row.started_at = at
     row.save()
+
+
+def _named(call: str) -> dict[str, str | None]:
+    """The columns for the id of a call."""
+    return {"call_id": key(call), "long_id": call if len(call) > ID_LIMIT else None}

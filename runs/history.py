@@ -22,7 +22,7 @@ from runs.database import in_thread
 from runs.errors import Invalid
 from runs.events import timestamp
 from runs.models import Run, RunEvent, Session, ToolCall
-from runs.plain import NAME_LIMIT, clean, fitting, plain, text_of
+from runs.plain import NAME_LIMIT, clean, fitting, key, plain, text_of
 from runs.sendable import marked
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
 from runs.transcript import Transcript
@@ -92,7 +92,7 @@ class _Facts:
     """What the checkpoint does not know of its messages."""
 
     completed: dict[str, RunEvent]  # by message id
-    calls: dict[tuple[UUID, str], ToolCall]  # by run and call id
+    calls: dict[tuple[UUID, str], ToolCall]  # by run and key of the call
 
 
 def _turns(session_id: UUID) -> list[_Turn]:
@@ -285,9 +285,9 @@ def _message(
 
 def _row(facts: _Facts, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
     """The row of a call: of a resumed turn that of the last run that had to do with it."""
-    rows = (facts.calls.get((run, call_id)) for run in reversed(runs))
+    rows = (facts.calls.get((run, key(call_id))) for run in reversed(runs))
     # Some models number the calls of each message from the start; a row has room for one of them.
-    return next((row for row in rows if row and row.message_id in ("", message_id)), None)
+    return next((row for row in rows if row and row.message_id in ("", key(message_id))), None)
 
 
 def _logged_call(call: transcript.Call, row: ToolCall | None) -> Data:

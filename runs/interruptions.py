@@ -13,6 +13,7 @@ from runs import agents, saved
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.models import Run, RunEvent, ToolCall
+from runs.plain import key
 from runs.states import Effect, EventType, InterruptReason
 
 
@@ -32,14 +33,15 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
     inside = [message for _, messages in saved.inside(state) for message in messages]
     for call_id, name in _unanswered([*saved.messages(state), *inside]).items():
-        never_began = log_is_complete and call_id in known and known[call_id].effect == Effect.NONE
+        call = known.get(key(call_id))
+        never_began = log_is_complete and call is not None and call.effect == Effect.NONE
         if name not in harmless and not never_began:
             return False
     return True
 
 
 def _known_calls(run: Run) -> dict[str, ToolCall]:
-    """The calls of the turn by their ids, each as the last run that had to do with it left it."""
+    """The calls of the turn by their keys, each as the last run that had to do with it left it."""
     turn = ToolCall.objects.filter(run__session=run.session_id, run__message_id=run.message_id)
     return {call.call_id: call for call in turn.order_by("run__position")}
 

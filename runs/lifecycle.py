@@ -31,6 +31,7 @@ from runs import (
 )
 from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
+from runs.plain import key
 from runs.prepared import Prepared
 from runs.states import (
     ACTIVE,
@@ -428,10 +429,8 @@ def _mark_turn_repaired(run: Run) -> None:
 def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
     """What was given up on did end: bring the one field up to date, and nothing else."""
     with transaction.atomic():
-        changed = ToolCall.objects.filter(run=run_id, call_id=call_id, effect=Effect.UNKNOWN).update(
-            effect=effect
-        )
-        if changed:
+        unknown = ToolCall.objects.filter(run=run_id, call_id=key(call_id), effect=Effect.UNKNOWN)
+        if unknown.update(effect=effect):
             notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 
 

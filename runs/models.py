@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from runs import prepared
 from runs.errors import HistoryIsFinal
-from runs.plain import NAME_LIMIT
+from runs.plain import ID_LIMIT, NAME_LIMIT
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -278,8 +278,9 @@ class ToolCall(models.Model):
     """One tool call of a run and what is known of its effect."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="calls", db_index=False)
-    call_id = models.CharField(max_length=200)
-    message_id = models.CharField(max_length=200, blank=True, default="")
+    call_id = models.CharField(max_length=ID_LIMIT)  # its id, or the ``plain.key`` of one that is too long
+    long_id = models.TextField(null=True)  # its id, if it is too long for a key
+    message_id = models.CharField(max_length=ID_LIMIT, blank=True, default="")  # a key, too
     name = models.CharField(max_length=NAME_LIMIT)
     args = models.JSONField(default=dict)
     status = models.CharField(max_length=12, choices=ToolStatus, default=ToolStatus.RUNNING)
@@ -303,6 +304,11 @@ class ToolCall(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.status}"
+
+    @property
+    def given_id(self) -> str:
+        """Its id as the model's provider gave it."""
+        return self.call_id if self.long_id is None else self.long_id
 
     @property
     def was_answered(self) -> bool:

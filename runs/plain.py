@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from datetime import date, time
 from decimal import Decimal
 from enum import Enum
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +22,8 @@ from pydantic import BaseModel
 LIMIT = 100_000
 # And the name of a tool, which a model may have made up; more does not fit into its column.
 NAME_LIMIT = 200
+# And an id in an index, see ``key``; longer ones would in the end fit into none.
+ID_LIMIT = 200
 _DEPTH = 20
 _KEY_LIMIT = 200
 _NUMBER_BITS = 63  # more cannot be kept in a checkpoint
@@ -73,6 +76,18 @@ def fitting(text: str, limit: int) -> str:
         return clean(text)
     mark = f" [cut: {len(text)} characters]"
     return clean(text[: limit - len(mark)]) + mark
+
+
+def key(given: str) -> str:
+    """What an id of any length is looked up by: itself, or if it does not fit its beginning and its digest.
+
+    Providers choose the ids of calls and messages, and some put hundreds of characters into them.
+    """
+    whole = clean(given)
+    if len(whole) <= ID_LIMIT:
+        return whole
+    digest = sha256(whole.encode()).hexdigest()
+    return f"{whole[: ID_LIMIT - len(digest) - 1]}:{digest}"
 
 
 def text_of(content: Any) -> str:

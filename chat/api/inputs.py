@@ -177,7 +177,7 @@ class HistoryFilter(Input):
     """Which part of a history to show, and how."""
 
     limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
-    before = Text(required=False, max_length=200)
+    before = Text(required=False, max_length=1000)
     render = Choice(["html"], required=False)
 
 

@@ -169,7 +169,7 @@ def _call(call: ToolCall, now: datetime, *, reads: bool) -> dict[str, Any]:
         took = f"{between(call.started_at, now)} so far"
     effect = "not known yet" if call.effect is None else str(call.effect)
     return {
-        "id": call.call_id,
+        "id": call.given_id,
         "name": call.name,
         "state": badge(call.status),
         "effect": badge(effect, "bad" if call.effect == Effect.UNKNOWN else "quiet"),

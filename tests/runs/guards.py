@@ -368,7 +368,7 @@ HISTORY_IS_SENDABLE = {
     ),
     "a call whose id was used before is the old one": (
         calls._project,
-        'ToolCall.objects.filter(run_id=run_id, call_id=call["id"]).delete()',
+        'ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()',
         "pass",
     ),
     "what may be continued is closed": (

@@ -352,22 +352,25 @@ async def test_pages_go_back_from_a_message(conversation):
         await conversation.read(before="nobody")
 
 
+@pytest.mark.parametrize("number", ["1", "long" * 100], ids=["short", "long"])
 async def test_line_19_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_the_repair(
-    conversation,
+    conversation, number
 ):
+    message, call = f"m{number}", f"c{number}"
     run = await in_thread(
         conversation.run,
         RunStatus.CANCELLED,
-        *(completed("m1", "", "c1"), tool_started("c1", "m1")),
-        (EventType.TOOL_CANCELLED, {"tool_call": "c1", "effect": "unknown"}),
+        *(completed(message, "", call), tool_started(call, message)),
+        (EventType.TOOL_CANCELLED, {"tool_call": call, "effect": "unknown"}),
     )
     await in_thread(ToolCall.objects.filter(run=run).update, effect=Effect.DONE)
     assert (await conversation.read())[1]["tool_calls"][0]["effect"] == "done"
     events = await in_thread(lambda: list(run.events.order_by("seq")))
     await repair(conversation.graph, conversation.session.id, [read_log(run, events)])
     await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
-    call = (await conversation.read())[1]["tool_calls"][0]
-    assert (call["status"], call["effect"], call["result"]) == ("cancelled", "done", None)
+    shown = (await conversation.read())[1]["tool_calls"][0]
+    assert shown["id"] == call
+    assert (shown["status"], shown["effect"], shown["result"]) == ("cancelled", "done", None)
 
 
 async def test_a_session_without_anything_has_an_empty_history(conversation):

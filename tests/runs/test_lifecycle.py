@@ -1,17 +1,21 @@
 """The life of a run in the database alone: no execution, no loop."""
 
+from importlib import import_module
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
+from django.apps import apps
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import admission, lifecycle, operations, recovery
+from runs import admission, events, lifecycle, operations, recovery
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
 from runs.lifecycle import Error, Result
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
-from runs.states import CancelOutcome, ErrorCode, InterruptReason, RunStatus
+from runs.plain import key
+from runs.states import CancelOutcome, Effect, ErrorCode, InterruptReason, RunStatus
 
 pytestmark = pytest.mark.django_db
 
@@ -366,6 +370,58 @@ def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, e
     assert (rows["asked"].started_at is None) == (asked == "none")
     assert {row.status for row in rows.values()} == {run.status}
     assert types(run)[-1] == f"run.{run.status}"
+
+
+def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice, session, worker):
+    """Some gateways put hundreds of characters into them. Results are matched by them."""
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    told, open_ = (f"call_{'x' * 5000}{number}" for number in range(2))
+    message = f"msg_{'y' * 5000}"
+    asked = [{"id": call, "name": "pay", "args": {}} for call in (told, open_)]
+    started = {"message": message, "name": "pay", "args": {}, "node": "tools", "namespace": []}
+    said = {"message": message, "role": "assistant", "text": "", "usage": None, "status": "complete"}
+    with lifecycle.locked_run(run.id) as (_, locked):
+        log = [
+            ("message.completed", said | {"tool_calls": asked}),
+            *(("tool.started", started | {"tool_call": call["id"]}) for call in asked),
+            ("tool.completed", {"tool_call": told, "result": "paid", "duration_ms": 1}),
+        ]
+        events.record(locked, log)
+        locked.save_changes()
+
+    lifecycle.force_cancel(run.id, source="user", reason="", requested_by=alice)
+
+    log = RunEvent.objects.filter(run=run, type__in=("tool.completed", "tool.cancelled"))
+    assert [(event.type, event.data["tool_call"]) for event in log.order_by("seq")] == [
+        ("tool.completed", told),
+        ("tool.cancelled", open_),
+    ]
+    rows = {row.given_id: row for row in ToolCall.objects.filter(run=run)}
+    assert {call: row.effect for call, row in rows.items()} == {told: "done", open_: "unknown"}
+    assert {len(row.call_id) for row in rows.values()} == {len(row.message_id) for row in rows.values()}
+    assert len(rows[told].call_id) == 200
+
+    lifecycle.straggler_ended(run.id, open_, Effect.DONE)
+    rows[open_].refresh_from_db()
+    assert rows[open_].effect == "done"
+
+
+@pytest.mark.sqlite("is about what no other database has let in")
+def test_calls_with_long_ids_from_before_the_keys_are_found_again(alice, session):
+    run = admission.admit(session.id, alice, turn())
+    long, message = "c" * 300, "m" * 300
+    for id_, of in ((long, "m"), ("short", message), ("other", "m")):
+        ToolCall.objects.create(run=run, call_id=id_, message_id=of, name="pay")
+
+    migration = import_module("runs.migrations.0006_long_ids_of_calls")
+    migration.give_keys(apps, SimpleNamespace(connection=connection))
+
+    rows = {row.given_id: row for row in ToolCall.objects.filter(run=run)}
+    assert set(rows) == {long, "short", "other"}
+    assert (rows[long].call_id, rows[long].message_id) == (key(long), "m")
+    assert (rows["short"].call_id, rows["short"].long_id) == ("short", None)
+    assert rows["short"].message_id == key(message)
 
 
 def test_line_31_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, session):

@@ -370,3 +370,17 @@ async def test_a_tool_that_a_model_calls_by_an_endless_name_costs_no_turn(stage)
     assert asked["name"] == logged[0]["tool_calls"][0]["name"]
     assert asked["status"] == "failed"
     await stage.assert_sendable()
+
+
+@pytest.mark.parametrize("call_id", ["call_" + "x" * 300, "".join(map(str, range(3000)))])
+@pytest.mark.parametrize("seconds", [0, 2], ids=["at once", "a while"])
+async def test_a_tool_call_with_an_id_of_any_length_costs_no_turn(stage, call_id, seconds):
+    stage.script.add(Round(spelled("slow_async", {"seconds": seconds}, id=call_id)), say("Done."))
+    ended = await terminal(await stage.start())
+
+    assert ended.status == "completed", ended.error_message
+    (shown,) = (await stage.history())[1]["tool_calls"]
+    assert (shown["id"], shown["status"]) == (call_id, "completed")
+    told = {one.data["tool_call"] for one in await log_of(ended.id) if one.type.startswith("tool.")}
+    assert told == {call_id}
+    await stage.assert_next_completes()

@@ -9,7 +9,7 @@ from runs import agents, recovery
 from runs.database import in_thread
 from runs.models import Run, ToolCall
 from runs.worker import Supervisor
-from tests.fakes import Hold, Round, call, numbered, say
+from tests.fakes import Hold, Round, call, numbered, say, spelled
 from tests.runs.recovery.steps import (
     cut_in_answer,
     gone_on_with,
@@ -109,11 +109,12 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
         assert stage.marks.count("slow_async started") == 1
 
 
+@pytest.mark.parametrize("call_id", ["call_1", "call_" + "x" * 300], ids=["short id", "long id"])
 async def test_line_41_what_was_drained_between_two_steps_goes_on_on_the_next_server(
-    servers, alice, serve, tmp_path, release
+    servers, alice, serve, tmp_path, release, call_id
 ):
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
-        stage.script.add(Round(numbered(3), Hold("cut"), call("mark", x="1").steps))
+        stage.script.add(Round(numbered(3), Hold("cut"), spelled("mark", {"x": "1"}, id=call_id)))
         run_id = await stage.start()
         await stage.script.gate("cut").reached()
         leaving = asyncio.create_task(servers.leave(5))

@@ -118,7 +118,8 @@ async def test_line_41_what_was_drained_between_two_steps_goes_on_on_the_next_se
         run_id = await stage.start()
         await stage.script.gate("cut").reached()
         leaving = asyncio.create_task(servers.leave(5))
-        await until(lambda: Supervisor.current.leaving)
+        (execution,) = Supervisor.current.executions.values()
+        await until(lambda: execution._control.drain_requested)
         stage.script.gate("cut").open()
         await leaving
         ended = await interrupted(run_id)

@@ -51,6 +51,7 @@ class StopReason(StrEnum):
     DEADLINE = "deadline"  # the run took longer than RUNS_RUN_TIMEOUT
     SILENCE = "silence"  # the provider said nothing for RUNS_IDLE_TIMEOUT
     TOOL_TIME = "tool_time"  # a tool took longer than RUNS_TOOL_TIMEOUT
+    LOG = "log"  # what the run said cannot be stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,8 @@ class Execution:
         while not self._stop.done():
             await asyncio.sleep(_WATCH)
             if self._log.failure is not None:
-                self.stop(StopReason.FENCED)
+                fenced = isinstance(self._log.failure, Fenced)
+                self.stop(StopReason.FENCED if fenced else StopReason.LOG)
             elif loop.time() > deadline:
                 self.stop(StopReason.DEADLINE)
             elif self._silence() > settings.RUNS_IDLE_TIMEOUT:
@@ -313,6 +315,8 @@ class Execution:
                 return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
             case StopReason.FENCED:
                 return Ending(RunStatus.INTERRUPTED)  # never written: the run is not ours
+            case StopReason.LOG:
+                return Ending(failed, INTERNAL)
             case StopReason.DEADLINE:
                 limit = settings.RUNS_RUN_TIMEOUT
                 return Ending(

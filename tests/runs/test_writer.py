@@ -1,19 +1,20 @@
 """The event writer: batches of many runs in few statements, and what is counted without an event."""
 
 import asyncio
+import threading
 from collections import Counter
 
 import pytest
-from django.db import connection
+from django.db import DataError, connection
 from django.test.utils import CaptureQueriesContext
 
-from runs import lifecycle, operations, writer
+from runs import calls, lifecycle, operations, writer
 from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from runs.writer import EventWriter
-from tests.fakes import Round, Silence, say
+from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
-from tests.runs.waiting import PATIENCE, terminal
+from tests.runs.waiting import PATIENCE, log_of, terminal, until
 
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 
@@ -90,3 +91,32 @@ async def test_what_is_counted_goes_with_the_next_event(engine, alice, serve, tm
         ended = await terminal(await stage.start())
     assert counted
     assert ended.llm_calls == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["left alone", "cancelled meanwhile"])
+async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
+    engine, alice, serve, tmp_path, monkeypatch, is_cancelled
+):
+    """It is still ours, so nobody else would end it."""
+    project = calls.project_encoded
+    broken = threading.Event()
+
+    def refuse(run_id, entries, at):
+        if any(type == EventType.TOOL_STARTED for type, _ in entries):
+            broken.set()
+            raise DataError("value too long")
+        project(run_id, entries, at)
+
+    monkeypatch.setattr(calls, "project_encoded", refuse)
+    async with open_stage(alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]) as stage:
+        run_id = await stage.start()
+        await until(broken.is_set)
+        ended = await (stage.cancelled(run_id) if is_cancelled else terminal(run_id))
+        monkeypatch.undo()
+
+        assert ended.status == ("cancelled" if is_cancelled else "failed")
+        assert ended.error_code == (None if is_cancelled else "internal")
+        log = await log_of(run_id)
+        assert [event.seq for event in log] == list(range(1, ended.last_seq + 1))
+        assert not engine.executions
+        await stage.assert_next_completes()

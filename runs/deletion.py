@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
-from runs import lifecycle, notices
+from runs import leftovers, lifecycle, notices
 from runs.checkpoints import Checkpoints
 from runs.database import in_thread
 from runs.errors import NotFound
@@ -33,7 +33,10 @@ _BATCH = 200
 
 
 async def delete(session_id: UUID, actor: Any, reason: str) -> None:
-    """Force-cancel what is active, delete the rows, then the checkpoints. Raises NotFound."""
+    """Force-cancel what is active, delete the rows, then the checkpoints. Raises NotFound.
+
+    Where it breaks off after the rows, a sweep deletes the checkpoints.
+    """
     async with process_checkpoints() as checkpoints:
         await _delete_session(session_id, actor, reason, checkpoints)
 
@@ -96,7 +99,7 @@ async def _delete_session(
     await in_thread(_delete_rows, session_id, actor, reason, unused_since)
     if Node.current is not None:
         await Node.current.forget_session(session_id)
-    await checkpoints.delete([session_id])
+    await leftovers.clear(session_id, checkpoints)
 
 
 def _delete_rows(session_id: UUID, actor: Any, reason: str, unused_since: datetime | None) -> None:
@@ -117,6 +120,7 @@ def _delete_rows(session_id: UUID, actor: Any, reason: str, unused_since: dateti
             details={"owner": session.owner.get_username(), "agent": session.agent, "runs": len(runs)},
         )
         notices.session_deleted(session.id, session.owner_id)
+        leftovers.note(session.id)
         session.delete()
 
 

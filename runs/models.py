@@ -76,6 +76,19 @@ class Seed(models.Model):
         return f"the seed of {self.session_id}"
 
 
+class Leftover(models.Model):
+    """A session that is deleted but for its checkpoints, see runs.leftovers."""
+
+    session_id = models.UUIDField(primary_key=True)
+    tried_at = models.DateTimeField()  # when somebody last set about deleting them
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"the checkpoints of {self.session_id}"
+
+
 class Worker(models.Model):
     """One process that executes runs, and the last sign of life it gave."""
 

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from runs import admission, agents, dispatch, interruptions, jobs, lifecycle, liveness
+from runs import admission, agents, dispatch, interruptions, jobs, leftovers, lifecycle, liveness
 from runs.checkpoints import Checkpoints
 from runs.database import AWAY, in_thread, is_held
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
@@ -41,6 +41,7 @@ class Swept:
     runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
     runs_dismissed: int = 0  # interrupted ones that nobody goes on from, as their agents' policy is
     jobs_forgotten: int = 0  # of the queue, on which nobody works any more
+    deletions_finished: int = 0  # of sessions whose checkpoints were left behind
 
     def __str__(self) -> str:
         return ", ".join(
@@ -51,10 +52,12 @@ class Swept:
 async def recover(
     checkpoints: Checkpoints, own: UUID | None = None, watch: liveness.Watch | None = None
 ) -> Swept:
-    """One sweep, then what the agents' policies say of interrupted turns; parameters as in ``sweep``."""
+    """One sweep, then what the agents' policies say of interrupted turns, and what deletions left behind;
+    parameters as in ``sweep``."""
     swept = await in_thread(sweep, own, watch)
     for run in await in_thread(_undecided):
         await _apply_policy(run, checkpoints, swept)
+    swept.deletions_finished += await leftovers.clear_overdue(checkpoints)
     return swept
 
 

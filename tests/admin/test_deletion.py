@@ -14,7 +14,7 @@ from chat import tokens
 from chat.models import ApiToken
 from runs import deletion, operations
 from runs.database import in_thread
-from runs.models import AuditEntry, Cancellation, DailyTotal, Run, RunEvent, Session, ToolCall
+from runs.models import AuditEntry, Cancellation, DailyTotal, Leftover, Run, RunEvent, Session, ToolCall
 from runs.states import RunStatus
 from tests.admin.conftest import logged_in
 from tests.admin.rows import a_call, a_run, a_worker, open_session, running_run, session_of
@@ -45,7 +45,7 @@ def checkpoint_rows(session) -> int:
 
 
 def rows_left() -> dict[str, int]:
-    models = (Session, Run, RunEvent, ToolCall, Cancellation)
+    models = (Session, Run, RunEvent, ToolCall, Cancellation, Leftover)
     return {model.__name__: model.objects.count() for model in models if model.objects.exists()}
 
 

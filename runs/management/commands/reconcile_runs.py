@@ -13,8 +13,9 @@ from runs.node import process_checkpoints
 class Command(BaseCommand):
     help = (
         "Does once what every server and worker does with each heartbeat: ends the runs of workers that are"
-        " gone, settles overdue cancels, and resumes or dismisses interrupted runs where their agent's policy"
-        " is to do so. What is to be executed, a server or worker takes with its next heartbeat."
+        " gone, settles overdue cancels, resumes or dismisses interrupted runs where their agent's policy is"
+        " to do so, and finishes deletions that broke off. What is to be executed, a server or worker takes"
+        " with its next heartbeat."
     )
 
     def handle(self, *args: Any, **options: Any) -> str:

@@ -132,7 +132,7 @@ def _keep_totals(agent: str, runs: Sequence[Run]) -> None:
         total = totals[timezone.localdate(run.finished_at), run.status]
         total["runs"] += 1
         total.update({name: getattr(run, name) or 0 for name in _SUMMED})
-    for (day, status), total in totals.items():
+    for (day, status), total in sorted(totals.items()):  # as every deletion locks them
         row, _ = DailyTotal.objects.get_or_create(day=day, agent=agent, status=status)
         DailyTotal.objects.filter(pk=row.pk).update(
             **{name: F(name) + number for name, number in total.items()}

@@ -3,7 +3,8 @@
 import asyncio
 import os
 import random
-from contextlib import closing, contextmanager
+import threading
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from unittest.mock import Mock
 from uuid import uuid4
@@ -18,10 +19,10 @@ from procrastinate.contrib import django as procrastinate_django
 from procrastinate.contrib.django.django_connector import DjangoConnector
 from psycopg import sql
 
-from runs import jobs, liveness, operations, turns
+from runs import deletion, jobs, liveness, operations, turns
 from runs.checkpoints import postgres as checkpoints
 from runs.database import AWAY, in_thread
-from runs.models import Run, Worker
+from runs.models import DailyTotal, Run, Session, Worker
 from runs.node import Node
 from runs.states import TERMINAL
 from tests.fakes import Hold, Round, call, numbered, say, spelled
@@ -384,3 +385,49 @@ async def test_a_tool_call_with_an_id_of_any_length_costs_no_turn(stage, call_id
     told = {one.data["tool_call"] for one in await log_of(ended.id) if one.type.startswith("tool.")}
     assert told == {call_id}
     await stage.assert_next_completes()
+
+
+@pytest.mark.parametrize("are_there", [False, True], ids=["first totals", "further totals"])
+async def test_sessions_that_are_deleted_at_once_add_to_the_same_totals_one_after_the_other(
+    server, alice, are_there
+):
+    """Their turns ended the same day and in another order."""
+    day, meeting = timezone.localdate(), threading.Barrier(2)
+
+    def make(*statuses):
+        session = Session.objects.create(owner=alice, agent="assistant")
+        for number, status in enumerate(statuses):
+            Run.objects.create(
+                session=session,
+                agent="assistant",
+                line=number,
+                position=number,
+                status=status,
+                message_id=str(number),
+                finished_at=timezone.now(),
+            )
+            if are_there:
+                DailyTotal.objects.get_or_create(day=day, agent="assistant", status=status)
+        return session.id
+
+    def delete(session_id):
+        have_met = False
+
+        def meet(execute, sql, *rest):
+            nonlocal have_met
+            done = execute(sql, *rest)
+            if not have_met and "runs_dailytotal" in sql and not sql.startswith("SELECT"):
+                have_met = True  # one holds a total now; the other does, too, or waits for it
+                with suppress(threading.BrokenBarrierError):
+                    meeting.wait(1)
+            return done
+
+        with connection.execute_wrapper(meet):
+            deletion._delete_rows(session_id, alice, "", None)
+
+    ways = ("completed", "interrupted"), ("interrupted", "completed")
+    sessions = [await in_thread(make, *statuses) for statuses in ways]
+    await asyncio.gather(*(in_thread(delete, one) for one in sessions))
+
+    totals = await in_thread(lambda: list(DailyTotal.objects.values_list("day", "status", "runs")))
+    assert sorted(totals) == [(day, "completed", 2), (day, "interrupted", 2)]

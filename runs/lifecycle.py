@@ -505,10 +505,13 @@ def _settle(
     if operation is not None:
         cancellation.settle(session, operation, outcome, escalated=escalated)
         return operation
-    if asked is not None:
-        at = timezone.now()
-        return cancellation.record_settled(session, run, at=at, outcome=outcome, escalated=escalated, **asked)
-    return _cancellation_of(run)  # it had timed out, and was settled before the worker answered
+    if asked is None and (late := _cancellation_of(run)) is not None:
+        # It had timed out, and is carried out all the same: whoever tries again has to hear of that.
+        asked = {"source": late.source, "reason": late.reason, "requested_by": late.requested_by}
+    if asked is None:
+        return None
+    at = timezone.now()
+    return cancellation.record_settled(session, run, at=at, outcome=outcome, escalated=escalated, **asked)
 
 
 def _cancellation_of(run: Run) -> Cancellation | None:

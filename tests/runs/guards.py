@@ -177,8 +177,8 @@ NOBODY_WAITS_FOR_EVER = {
     ),
     "the end of a run whose cancel had timed out names none": (
         lifecycle._settle,
-        "return _cancellation_of(run)",
-        "return None",
+        "(late := _cancellation_of(run)) is not None",
+        "(late := None) is not None",
     ),
     "the sweep forgets dead workers": (
         liveness.dead,

@@ -218,6 +218,31 @@ def test_line_23_an_overdue_cancel_times_out_and_can_be_tried_again(alice, sessi
     assert operations.session_snapshot(alice, session.id)["cancellation_revision"] == 3
 
 
+def test_line_23_a_cancel_that_timed_out_and_is_carried_out_all_the_same_is_told_as_that(
+    alice, session, worker, settings
+):
+    """Who tries it again, as the time-out says, would hear of the time-out for ever."""
+    settings.RUNS_CANCEL_TIMEOUT = 0
+    run = admission.admit(session.id, alice, turn())
+    claimed = lifecycle.claim(session.id, worker.id)
+    first = operations.cancel_run(alice, run.id, reason="Enough.")
+    Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
+    recovery.sweep(worker.id)
+
+    lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+
+    told = RunEvent.objects.get(run=run, type="run.cancelled").data["cancellation"]
+    assert (told["outcome"], told["reason"], told["requested_by"]) == (
+        "cancelled",
+        "Enough.",
+        first["requested_by"],
+    )
+    for again in (operations.cancel_run(alice, run.id), operations.cancel_session(alice, session.id)):
+        assert again == told
+    snapshot = operations.session_snapshot(alice, session.id)
+    assert (snapshot["cancellation_pending"], snapshot["cancellation_revision"]) == (False, 2)
+
+
 def test_line_23_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
     lifecycle.claim(session.id, worker.id)

@@ -21,7 +21,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from chat import session_list, throttles, transcript
 from runs import operations
-from runs.errors import EngineError, NotFound
+from runs.errors import EngineError, NotFound, NotWaiting
 from runs.operations import Actor, Data
 from runs.states import Multitask
 
@@ -126,14 +126,11 @@ def answer(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> Ht
     run = operations.runs_of(_user(request), session_id).filter(id=run_id).first()
     if run is None:
         raise Http404
-    operations.answer(
-        _user(request),
-        run_id,
-        {
-            asked: _chosen(request.POST.get(name, ""), value)
-            for name, (asked, value) in transcript.open_questions(run).items()
-        },
-    )
+    questions = transcript.open_questions(run)
+    if not questions.keys() <= request.POST.keys():
+        raise NotWaiting("This form is of an earlier question. Look at what is asked now.")
+    answers = {asked: _chosen(request.POST[name], value) for name, (asked, value) in questions.items()}
+    operations.answer(_user(request), run_id, answers)
     return _done(request, "chat:session", session_id=session_id)
 
 

@@ -87,9 +87,13 @@ def _find(transcript: Transcript, run_id: Id) -> Turn | None:
 
 
 def open_questions(run: Run) -> dict[str, Any]:
-    """What a waiting run asks, by form field: ``{field: (question id, value)}``."""
+    """What a waiting run asks, by form field: ``{field: (question id, value)}``.
+
+    A run that asks again does so under another claim, so a form of what it asked before has none of these.
+    """
     return {
-        f"answer-{number}": (asked["id"], asked["value"]) for number, asked in enumerate(run.questions or [])
+        f"answer-{run.claim}-{number}": (asked["id"], asked["value"])
+        for number, asked in enumerate(run.questions or [])
     }
 
 

@@ -15,6 +15,7 @@ from chat.templatetags.transcript import settled
 from runs import operations
 from runs.database import in_thread
 from runs.models import Run, Session
+from tests.chat.live import eventually
 from tests.fakes import Hold, Marks, Round, ScriptedModel, call, plain_graph, say, text, tools
 from tests.runs import waiting
 
@@ -214,13 +215,13 @@ async def test_one_turn_is_rendered_as_the_page_renders_it(as_alice, alice, mode
     assert token.sub("", turn).strip() in token.sub("", page)
 
 
-async def test_a_choice_goes_back_to_the_graph_as_it_was_offered(as_alice, alice, serve, engine):
+def asks(*questions):
+    """Build a graph that asks these, one after the other, and says what it was given."""
     from langgraph.graph import END, START, MessagesState, StateGraph
     from langgraph.types import interrupt
 
     def ask(state):
-        given = interrupt({"question": "How many?", "options": [1, 2, 3]})
-        return {"messages": [("ai", f"{given!r}")]}
+        return {"messages": [("ai", repr([interrupt(question) for question in questions]))]}
 
     def build():
         graph = StateGraph(MessagesState)
@@ -229,16 +230,50 @@ async def test_a_choice_goes_back_to_the_graph_as_it_was_offered(as_alice, alice
         graph.add_edge("ask", END)
         return graph
 
-    serve(build)
+    return build
+
+
+async def field_of(client, session, question):
+    """The name of the form field for the answer, once the page asks this."""
+    asked = re.compile(rf'{re.escape(question)}</p>.*?<button class="button" name="([^"]+)"', re.DOTALL)
+    page = f"/chat/{session}/"
+
+    async def name():
+        found = asked.search(await html_of(client, page))
+        return found and found[1]
+
+    return await eventually(name)
+
+
+async def test_a_choice_goes_back_to_the_graph_as_it_was_offered(as_alice, alice, serve, engine):
+    serve(asks({"question": "How many?", "options": [1, 2, 3]}))
     session, run = await chat_of(alice)
-    await waiting.status(run, "waiting")
+    field = await field_of(as_alice, session, "How many?")
     page = await html_of(as_alice, f"/chat/{session}/")
-    assert "How many?" in page
-    assert '<button class="button" name="answer-0" value="2">2</button>' in page
-    await as_alice.post(f"/chat/{session}/runs/{run}/answer/", {"answer-0": "2"})
+    assert f'<button class="button" name="{field}" value="2">2</button>' in page
+    await as_alice.post(f"/chat/{session}/runs/{run}/answer/", {field: "2"})
     await waiting.status(run, "completed")
     history = await operations.history(alice, session)
-    assert history["messages"][-1]["text"] == "2"
+    assert history["messages"][-1]["text"] == "[2]"
+
+
+async def test_the_form_of_one_question_does_not_answer_the_next(as_alice, alice, serve, engine):
+    """Two tabs show the first question, and both send their form; the run asks again in between."""
+    first, second = "Send the draft?", "Delete all data?"
+    serve(asks(*({"question": question, "options": ["yes", "no"]} for question in (first, second))))
+    session, run = await chat_of(alice)
+    path = f"/chat/{session}/runs/{run}/answer/"
+    stale = {await field_of(as_alice, session, first): "yes"}
+    assert (await as_alice.post(path, stale)).status_code == 302
+    field = await field_of(as_alice, session, second)
+
+    refused = await as_alice.post(path, stale, headers={"accept": "application/json"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_waiting")
+    assert (await waiting.status(run, "waiting")).answers is None
+    await as_alice.post(path, {field: "no"})
+    await waiting.status(run, "completed")
+    history = await operations.history(alice, session)
+    assert history["messages"][-1]["text"] == "['yes', 'no']"
 
 
 async def test_line_50_and_c39_what_anybody_wrote_is_text_on_the_page(as_alice, alice, model):

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from chat import presence
 from chat.logins import Login
@@ -88,6 +88,17 @@ class Attendance:
         """From now on the run does not depend on this connection any more."""
         self._cancels = False
 
+    def close_if_cancelled(self) -> None:
+        """Close when the request is cancelled: before a streaming body's first step nobody else would."""
+        request = asyncio.current_task()
+        if request is not None:
+            request.add_done_callback(self._close_after)
+
+    def _close_after(self, request: asyncio.Task[Any]) -> None:
+        # Django swallows a cancel while it sends a response, and ends the request like any other.
+        if request.cancelled() or request.cancelling():
+            self.close()
+
     def close(self) -> None:
         """Give the place back and, where that is the run's policy, request its cancel. Twice is fine."""
         ended_by_us = self._place.ended.done()
@@ -121,10 +132,7 @@ async def begin(kind: type[A], login: Login, start: Callable[[], Started]) -> tu
     # Who repeats a request follows the run; only the connection that started it can take it along.
     cancels = run["on_disconnect"] == OnDisconnect.CANCEL and not run.was_there
     attendance = kind(login, place, run["id"], cancels=cancels)
-    request = asyncio.current_task()
-    if request is not None:
-        # Before the first step of a streaming body the request may be cancelled, too.
-        request.add_done_callback(lambda task: attendance.close() if task.cancelled() else None)
+    attendance.close_if_cancelled()
     return attendance, run
 
 

@@ -34,7 +34,9 @@ async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
     page = await in_thread(operations.events, login.user, run_id, after=after, limit=1)
     if page["done"] and not page["events"]:
         return HttpResponse(status=HTTPStatus.NO_CONTENT)
-    return response(RunStream(login, presence.enter(Kind.STREAM, login), run_id, after))
+    stream = RunStream(login, presence.enter(Kind.STREAM, login), run_id, after)
+    stream.close_if_cancelled()
+    return response(stream)
 
 
 async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBase:
@@ -43,7 +45,7 @@ async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBas
     if run.was_there:
         try:
             await in_thread(operations.events, login.user, run["id"], limit=1)
-        except EngineError:
+        except BaseException:
             stream.close()
             raise
     answer = response(stream)

@@ -1,13 +1,16 @@
 """A connection's place at a run is given back in good order, however its request ends."""
 
 import asyncio
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
+from django.contrib.auth import get_user_model
 from django.db import OperationalError
 
-from chat import attendance
+from chat import attendance, presence
 from chat.attendance import Attendance
+from chat.logins import Login
 from chat.presence import Kind, Presence
 from runs import operations
 from runs.errors import DatabaseAway
@@ -75,3 +78,23 @@ async def test_who_leaves_while_the_database_is_away_still_takes_the_run_along(m
     Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True).close()
     await eventually(lambda: not attendance._leaving)
     assert asked == [(operations.cancel_run, "run")] * 3
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_c24_a_request_that_ends_before_its_body_begins_gives_its_place_back(swallows):
+    """Django passes a cancel on while it makes a response, and swallows it while it sends one."""
+    attended = asyncio.Event()
+
+    async def respond():
+        Attendance(login, presence.enter(Kind.STREAM, login), "run").close_if_cancelled()
+        attended.set()
+        with suppress(asyncio.CancelledError) if swallows else nullcontext():
+            await asyncio.Event().wait()
+
+    login = Login(get_user_model()(pk=1))
+    request = asyncio.create_task(respond())
+    await attended.wait()
+    request.cancel()
+    await asyncio.wait({request})
+    assert request.cancelled() is not swallows
+    assert presence.count()[Kind.STREAM] == 0

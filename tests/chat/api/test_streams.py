@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from django.db import OperationalError
 
 from chat import attendance, presence, tokens
 from chat.api import streams
@@ -261,6 +262,44 @@ class TestLeaving:
         go_on.set()
         await ended((await Run.objects.aget()).id, "cancelled")
         await eventually(all_let_go)
+
+    @pytest.mark.parametrize("how", ["resumed", "repeated"])
+    async def test_c24_a_client_may_go_before_its_stream_begins(
+        self, engine, model, held, alice, session, monkeypatch, how
+    ):
+        """Between the place that a stream has taken and its first step, the rest of Django is at work."""
+        body = {"input": "hello"}
+        headers = {"accept": "text/event-stream", "idempotency-key": "k", **await bearer(alice)}
+        run = await start(alice, session, key="k")
+        http = (
+            Http("GET", f"/api/runs/{run}/events/", None, headers)
+            if how == "resumed"
+            else Http("POST", f"/api/sessions/{session}/runs/", body, headers)
+        )
+        respond = streams.response
+
+        def and_the_client_goes(stream):
+            http.input_queue.put_nowait({"type": "http.disconnect"})
+            return respond(stream)
+
+        monkeypatch.setattr(streams, "response", and_the_client_goes)
+        await http.send_input({"type": "http.request", "body": http._content})
+        await http.wait(20)
+        assert all_let_go()
+
+    async def test_a_stream_that_cannot_begin_gives_its_place_back(
+        self, engine, model, held, alice, session, monkeypatch
+    ):
+        async def away(*_, **__):
+            raise OperationalError("the server closed the connection unexpectedly")
+
+        await start(alice, session, key="k")
+        monkeypatch.setattr(streams, "in_thread", away)
+        answer, _ = await stream(
+            alice, f"sessions/{session}/runs/", {"input": "hello"}, **{"idempotency-key": "k"}
+        )
+        assert answer.status == 503
+        assert all_let_go()
 
     async def test_the_policy_cancel_needs_a_stream(self, engine, model, alice, session):
         refused = await call(

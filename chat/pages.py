@@ -21,9 +21,9 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from chat import session_list, throttles, transcript
 from runs import operations
-from runs.errors import EngineError, NotFound, NotWaiting
+from runs.errors import EngineError, IdempotencyConflict, Invalid, NotFound, NotWaiting
 from runs.operations import Actor, Data
-from runs.states import Multitask
+from runs.states import Multitask, Origin
 
 View = Callable[..., HttpResponseBase]
 
@@ -164,19 +164,19 @@ def favicon(request: HttpRequest) -> HttpResponse:
 
 
 def _open_session(request: HttpRequest) -> str:
-    """Open a session with its first turn. The form's request id makes sending it twice open one session."""
-    user, key = _user(request), _request_id(request)
-    opened = operations.sessions(user).filter(runs__idempotency_key=key).first()
-    if opened is not None:
-        return str(opened.id)
-    created = operations.create_session(user)["id"]
+    """Open a session with its first turn; both or nothing. The form's request id makes sending it twice open
+    one session, and refuses other words: they would be lost in the one that there is.
+    """
+    throttles.admit_turn(_user(request))
+    text, key = _text(request) or "", _request_id(request)
+    agent = operations.agents()[0]["name"]
     try:
-        _start_turn(request, created)
-    except EngineError:
-        # Nothing was said in it, so nobody should find it in the list.
-        async_to_sync(operations.delete_session)(user, created)
-        raise
-    return str(created)
+        run = operations.start_session(_user(request), text, agent=agent, origin=Origin.CHAT, key=key)
+    except IdempotencyConflict:
+        raise IdempotencyConflict(
+            "This message was sent already, in other words: its chat is in the list. These need a new one."
+        ) from None
+    return str(run["session"])
 
 
 def _start_turn(request: HttpRequest, session_id: uuid.UUID | str) -> Data:
@@ -237,7 +237,14 @@ def _wants_json(request: HttpRequest) -> bool:
 
 
 def _request_id(request: HttpRequest) -> str:
-    return request.POST.get("request_id") or str(uuid.uuid4())
+    """The form's own, by which it is known when it comes again; one for this time only if it has none."""
+    sent = request.POST.get("request_id")
+    if not sent:
+        return str(uuid.uuid4())
+    try:
+        return str(uuid.UUID(sent))
+    except ValueError:
+        raise Invalid('"request_id" must be a UUID.') from None
 
 
 def _user(request: HttpRequest) -> Actor:

@@ -58,9 +58,11 @@ class Uuid(Text):
 
 
 class Json(serializers.Field[Any, Any, Any, Any]):
-    """Any JSON value of moderate depth, all of whose strings and keys can be stored."""
+    """Any JSON value of moderate depth, all of whose strings, keys and numbers can be stored."""
 
     depth_limit = 50
+    # No larger integer can be kept in a checkpoint, and PostgreSQL makes one of each larger float.
+    number_limit = 2**63
 
     def to_internal_value(self, data: Any) -> Any:
         waiting = [(data, 0)]
@@ -71,6 +73,8 @@ class Json(serializers.Field[Any, Any, Any, Any]):
             if isinstance(value, str):
                 ProhibitNullCharactersValidator()(value)
                 ProhibitSurrogateCharactersValidator()(value)
+            elif isinstance(value, int | float) and not abs(value) < self.number_limit:
+                raise ValidationError("A number in this is too large, or none.")
             elif isinstance(value, dict):
                 waiting += [(part, depth + 1) for part in (*value.keys(), *value.values())]
             elif isinstance(value, list):

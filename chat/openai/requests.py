@@ -127,10 +127,10 @@ def _message(message: Any, name: str) -> BaseMessage:
         case "assistant":
             if message.get("function_call"):
                 raise Unsupported('"function_call" is not supported; use "tool_calls".', name)
-            calls = [
-                _call(asked, f"{name}.tool_calls[{place}]")
-                for place, asked in enumerate(message.get("tool_calls") or ())
-            ]
+            asked = message.get("tool_calls") or []
+            if not isinstance(asked, list):
+                raise Refused('"tool_calls" must be a list.', f"{name}.tool_calls")
+            calls = [_call(one, f"{name}.tool_calls[{place}]") for place, one in enumerate(asked)]
             text = "" if content is None else _text(content, name)
             return AIMessage(text, tool_calls=calls)
         case "tool":

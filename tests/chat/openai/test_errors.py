@@ -33,6 +33,9 @@ USER = {"role": "user", "content": "hello"}
         ({"messages": [{"role": "tool", "content": "x"}, USER]}, 400, "invalid", "messages[0]"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}, USER]}, 400, "unsupported_parameter",
          "messages[0].tool_calls[0]"),
+        *(({"messages": [{"role": "assistant", "tool_calls": calls}, USER]}, 400, "invalid",
+           "messages[0].tool_calls") for calls in (5, 1.5, True, "x", {"id": "c"})),
+        ({"messages": [{"role": "assistant", "content": "x", "tool_calls": None}, USER]}, 200, None, None),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 400,
          "unsupported_parameter", "messages[0].content"),
         ({"tools": [{"type": "function"}]}, 400, "unsupported_parameter", "tools"),
@@ -72,6 +75,29 @@ async def test_c32_what_cannot_be_stored_is_refused_wherever_it_stands(engine, m
         answer = await call(alice, "POST", "chat/completions", body(messages=messages))
         assert error_of(answer) == (400, "invalid"), messages
     assert not await Session.objects.aexists()
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e20", str(2**63), str(-(10**30))])
+async def test_c32_a_call_with_a_number_that_cannot_be_kept_is_refused(engine, model, alice, number):
+    function = {"name": "f", "arguments": f'{{"x": [{number}]}}'}
+    asked = {"id": "c", "type": "function", "function": function}
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}
+    messages = [{"role": "assistant", "tool_calls": [asked]}, result, USER]
+    answer = await call(alice, "POST", "chat/completions", body(messages=messages))
+    assert error_of(answer) == (400, "invalid")
+    assert answer.json()["error"]["param"] == "messages[0].tool_calls[0]"
+    assert not await Session.objects.aexists()
+
+
+async def test_the_largest_numbers_that_can_be_kept_go_on_to_the_model(engine, model, alice):
+    arguments = json.dumps({"x": [2**63 - 1, -9.2e18, 1e-300, True]})
+    asked = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "x"}
+    messages = [{"role": "assistant", "tool_calls": [asked]}, result, USER]
+    answer = await call(alice, "POST", "chat/completions", body(messages=messages))
+    assert answer.status == 200
+    again = await complete(alice, "more", headers={"x-session-id": answer.headers["x-session-id"]})
+    assert again.status == 200
 
 
 async def test_a_message_that_is_too_long_is_a_413(engine, model, alice, settings):

@@ -44,6 +44,11 @@ class Choice(serializers.ChoiceField):
         messages: dict[str, Any] = {"invalid_choice": f"This must be one of: {', '.join(choices)}."}
         super().__init__(choices, error_messages=messages, **kwargs)
 
+    def to_internal_value(self, data: Any) -> Any:
+        if not isinstance(data, str):  # REST framework's own would write it out, however deep it is nested
+            self.fail("invalid_choice")
+        return super().to_internal_value(data)
+
 
 class Uuid(Text):
     """A UUID in a string, kept as it was spelled."""

@@ -6,7 +6,9 @@ import psycopg
 import pytest
 from django.db import OperationalError
 from django.test import Client
+from rest_framework.exceptions import ValidationError
 
+from chat.api import inputs
 from runs.models import Run, Session
 from runs.states import RunStatus
 from tests.chat.api.programs import UNKNOWN, Program, a_run, error_of, message_of, open_session
@@ -214,6 +216,25 @@ def test_c32_a_message_must_be_a_text_with_something_in_it(alice, as_alice, valu
     assert error_of(response) == (400, "invalid")
     assert "input" in message_of(response)
     assert not Run.objects.exists()
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [1, True, [], {}, nested(10_000)], ids=["number", "boolean", "list", "object", "deep list"]
+)
+@pytest.mark.parametrize("name", ["multitask", "on_disconnect", "stream_modes"])
+def test_c32_a_choice_is_a_text_however_deep_what_was_sent_is_nested(name, value):
+    """What the parser can just about read may be too deep to be written out."""
+    sent = [value] if name == "stream_modes" else value
+    with pytest.raises(ValidationError) as refused:
+        inputs.NewTurn.read({"input": "x", name: sent})
+    assert list(refused.value.detail) == [name]
 
 
 def test_unknown_fields_are_ignored(as_alice):

@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -42,6 +42,8 @@ def _parse(cursor: str) -> tuple[datetime, uuid.UUID] | None:
     moment, _, session_id = cursor.partition(",")
     try:
         at = parse_datetime(moment)
-        return (at, uuid.UUID(session_id)) if at is not None and at.tzinfo is not None else None
-    except ValueError:
+        if at is None or at.tzinfo is None:
+            return None
+        return at.astimezone(UTC), uuid.UUID(session_id)
+    except (ValueError, OverflowError):  # the latter when UTC has no such time
         return None

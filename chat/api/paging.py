@@ -1,8 +1,9 @@
 """Lists come in pages ``{results, next, previous}``; the links carry a cursor, so nobody counts rows."""
 
+from datetime import UTC
 from typing import Any
 
-from django.core.exceptions import ValidationError as ModelValidationError
+from django.utils.dateparse import parse_datetime
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
@@ -15,10 +16,20 @@ class Pages(CursorPagination):
     page_size_query_param = "limit"
     max_page_size = 200
 
+    def decode_cursor(self, request: Request) -> Any:
+        """The cursor with its time as rows have it, in UTC. Raises OverflowError when no such time exists."""
+        cursor: Any = super().decode_cursor(request)
+        if cursor is None or cursor.position is None:
+            return cursor
+        at = parse_datetime(cursor.position)
+        if at is None or at.tzinfo is None:
+            raise ValueError("no time, or one of no time zone")
+        return cursor._replace(position=str(at.astimezone(UTC)))
+
     def paginate_queryset(self, queryset: Any, request: Request, view: Any = None) -> list[Any]:
         try:
             return list(super().paginate_queryset(queryset, request, view) or [])
-        except (NotFound, ModelValidationError, ValueError):  # not base64, or no time inside
+        except (NotFound, ValueError, OverflowError):  # not base64, or no time inside
             raise ValidationError({"cursor": "This is no cursor of ours."}) from None
 
 

@@ -357,7 +357,14 @@ async def test_the_list_is_searched_and_paged(as_alice, alice):
     assert "Nothing found" in await html_of(as_alice, "/chat/list/?q=nothing+of+the+kind")
 
 
-@pytest.mark.parametrize("cursor", ["x", "2026-01-01", "2026-13-01T00:00:00+00:00,x", "\0", ","])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "x", "2026-01-01", "2026-13-01T00:00:00+00:00,x", "\0", ",",
+        *(f"{moment},7f6c1fd4-6d0f-4c0f-9a3e-000000000001"
+          for moment in ("2026-01-01T00:00:00", "0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59-23:00")),
+    ],
+)  # fmt: skip
 async def test_a_cursor_that_is_none_shows_the_first_page(as_alice, alice, cursor):
     await in_thread(operations.create_session, alice, title="A house")
     answer = await as_alice.get("/chat/list/", {"older": cursor})

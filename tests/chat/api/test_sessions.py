@@ -1,6 +1,12 @@
 """Sessions over REST: opened, listed in pages, filtered, renamed, deleted, and their history."""
 
+from base64 import b64encode
+from datetime import UTC, timedelta
+from datetime import timezone as timezone_of
+from urllib.parse import urlencode
+
 import pytest
+from django.utils import timezone
 
 from runs import operations
 from runs.database import in_thread
@@ -82,6 +88,48 @@ def test_a_page_of_no_possible_size_is_invalid(olivia, as_olivia, path, limit):
 def test_a_cursor_of_somebody_elses_make_is_invalid(alice, as_alice, query):
     open_session(alice)
     assert error_of(as_alice.get(f"sessions/?{query}")) == (400, "invalid")
+
+
+def cursor_of(moment):
+    return b64encode(urlencode({"p": moment}).encode()).decode()
+
+
+@pytest.mark.parametrize("path", ["sessions/", "sessions/{session}/runs/", "workers/"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "\0",
+        "2026-01-01",
+        "2026-01-01T00:00:00",
+        "2026-13-01T00:00:00Z",
+        "0001-01-01T00:00:00+23:00",  # UTC has no such time
+        "9999-12-31T23:59:59-23:00",
+    ],
+)
+def test_a_cursor_without_a_time_that_can_be_is_invalid(olivia, as_olivia, path, moment):
+    path = path.format(session=open_session(olivia))
+    assert error_of(as_olivia.get(f"{path}?{urlencode({'cursor': cursor_of(moment)})}")) == (400, "invalid")
+
+
+def test_sessions_of_the_same_moment_are_each_on_one_page(alice, as_alice):
+    opened = {open_session(alice, title=f"{number}") for number in range(5)}
+    Session.objects.update(updated_at=timezone.now())
+    page = as_alice.get("sessions/?limit=2").json()
+    seen = [session["id"] for session in page["results"]]
+    while page["next"]:
+        page = as_alice.get(page["next"].split("/api/")[1]).json()
+        seen += [session["id"] for session in page["results"]]
+    assert len(seen) == 5
+    assert set(seen) == opened
+
+
+def test_a_cursor_means_the_same_moment_in_any_time_zone(alice, as_alice):
+    opened = [open_session(alice, title=f"{number}") for number in range(3)]
+    middle = Session.objects.get(id=opened[1]).updated_at
+    for zone in (UTC, timezone_of(timedelta(hours=14)), timezone_of(-timedelta(hours=12))):
+        query = urlencode({"cursor": cursor_of(middle.astimezone(zone).isoformat())})
+        found = as_alice.get(f"sessions/?{query}").json()["results"]
+        assert [session["id"] for session in found] == opened[:1]
 
 
 def test_the_list_is_searched_and_filtered(alice, as_alice):

@@ -218,6 +218,10 @@ async def user(user_id: Any) -> AsyncGenerator[Item, None]:
         while True:
             messages = await feed.take()
             named = {UUID(message["session"]) for message in messages}
+            for message in messages:
+                if message["kind"] == "deleted":  # perhaps one that is too old for us to have shown it
+                    shown.pop(UUID(message["session"]), None)
+                    yield SessionDeleted(message["session"])
             if feed.lost:
                 feed.lost, named = False, set()
             current = dict(await in_thread(_summaries, user_id, named or None))

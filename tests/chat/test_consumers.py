@@ -712,6 +712,24 @@ class TestList:
             await other.say("ping")
             assert await other.frame() == {"type": "pong"}
 
+    async def test_a_session_that_is_too_old_to_be_watched_is_told_to_be_deleted(
+        self, engine, alice, session, monkeypatch
+    ):
+        """A page shows as many as its reader asks for."""
+        monkeypatch.setattr(follow, "SUMMARIES", 2)
+        newer = [(await in_thread(operations.create_session, alice))["id"] for _ in range(3)]
+        began = []
+        summaries = follow._summaries
+        monkeypatch.setattr(follow, "_summaries", lambda *of: (summaries(*of), began.append(of))[0])
+        async with socket(alice) as client:
+            await eventually(lambda: began)
+            for deleted in (session, newer[2]):
+                await operations.delete_session(alice, deleted)
+                frame = await client.until("session.deleted")
+                assert frame == {"type": "session.deleted", "id": deleted}
+            await in_thread(operations.rename_session, alice, newer[0], "Plans")
+            assert (await client.frame())["type"] == "session.summary"  # and each was told once
+
     async def test_the_list_has_no_frames_of_cancels(self, engine, model, held, alice, session):
         async with socket(alice) as client:
             await in_thread(operations.start_turn, alice, session, "hello")

@@ -8,7 +8,7 @@ whether a followed session has moved.
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, ClassVar, TypeAlias
@@ -54,12 +54,11 @@ class Feed:
         self._something = asyncio.Event()
 
     def put(self, message: Message) -> None:
-        """Add a notice; when the follower is too far behind, drop all and remember that."""
+        """Add a notice; when the follower is too far behind, drop what can be read again, and remember."""
         if len(self._messages) >= _FEED_LIMIT:
-            self._messages.clear()
+            self._messages = deque(_only_told(self._messages))
             self.lost = True
-        else:
-            self._messages.append(message)
+        self._messages.append(message)
         self._something.set()
 
     def expect_loss(self) -> None:
@@ -73,6 +72,23 @@ class Feed:
         self._something.clear()
         messages, self._messages = list(self._messages), deque()
         return messages
+
+
+def _only_told(messages: Iterable[Message]) -> list[Message]:
+    """Of these the newest notice of each thing that no follower reads by itself; few enough to leave room."""
+    states: dict[str, Message] = {}  # of the session as a whole, by kind
+    single: dict[tuple[str, str], Message] = {}
+    for message in messages:
+        match message["kind"]:
+            case "events" | "changed":
+                continue  # the log and the list are read again
+            case "effect":
+                single[message["run"], message["tool_call"]] = message
+            case "deleted":
+                single["deleted", message["session"]] = message
+            case kind:
+                states[kind] = message
+    return [*list(single.values())[-_FEED_LIMIT // 2 :], *states.values()]
 
 
 class Hub:

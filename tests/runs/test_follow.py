@@ -8,15 +8,16 @@ from uuid import UUID
 import pytest
 from channels.layers import get_channel_layer
 
-from runs import lifecycle, operations, representations
+from runs import hub, lifecycle, operations, representations
 from runs.database import in_thread
 from runs.errors import NotFound
 from runs.follow import Event, SessionChanged, SessionDeleted
+from runs.hub import Hub
 from runs.states import TitleSource
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
-from tests.runs.waiting import PATIENCE, log_of, terminal
+from tests.runs.waiting import PATIENCE, log_of, terminal, until
 
 
 @pytest.fixture
@@ -182,6 +183,52 @@ async def test_c25_a_follower_that_does_not_read_catches_up_from_the_log(stage):
                 if item.terminal:
                     break
     assert seen == await whole_log(run_id)
+
+
+EVENTS = {"kind": "events", "run": "", "position": 0, "first": 1, "events": []}
+
+
+async def test_c25_a_follower_that_does_not_read_still_hears_how_its_session_has_changed(stage):
+    """The log has no word of a new title, and nothing may happen to the session for a long time."""
+    session_id = UUID(stage.session)
+    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+        await anext(items)
+        [feed] = Hub.current._sessions[session_id]
+        await in_thread(operations.rename_session, stage.owner, session_id, "Plans")
+        await until(lambda: feed._messages)
+        for _ in range(3 * hub._FEED_LIMIT):
+            feed.put(EVENTS)
+        async with asyncio.timeout(20 * PATIENCE):
+            assert (await anext(items)).session["title"] == "Plans"
+
+
+async def test_c25_a_mailbox_that_overflows_keeps_the_newest_of_what_no_log_has():
+    def effect(number):
+        return {"kind": "effect", "run": "r", "tool_call": f"{number}", "effect": "done"}
+
+    states = [{"kind": kind, "number": n} for n in range(3) for kind in ("cancellation", "snapshot")]
+    feed = hub.Feed()
+    for message in [effect(1), {**effect(1), "effect": "unknown"}, effect(2), *states]:
+        feed.put(message)
+    for _ in range(3 * hub._FEED_LIMIT):
+        feed.put(EVENTS)
+    kept = await feed.take()
+    assert feed.lost
+    assert len(kept) <= hub._FEED_LIMIT
+    told = [message for message in kept if message is not EVENTS]
+    assert told == [{**effect(1), "effect": "unknown"}, effect(2), *states[-2:]]
+
+
+async def test_c25_a_mailbox_is_bounded_whatever_is_put_into_it():
+    feed = hub.Feed()
+    feed.put({"kind": "snapshot", "session": None})
+    for number in range(3 * hub._FEED_LIMIT):
+        feed.put({"kind": "effect", "run": "r", "tool_call": f"{number}", "effect": "done"})
+        feed.put({"kind": "deleted", "session": f"{number}"})
+    kept = await feed.take()
+    assert len(kept) <= hub._FEED_LIMIT
+    assert {"kind": "snapshot", "session": None} in kept
+    assert kept[-1] == {"kind": "deleted", "session": f"{3 * hub._FEED_LIMIT - 1}"}
 
 
 async def test_line_7_nothing_is_told_that_is_not_committed(stage):

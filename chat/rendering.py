@@ -25,6 +25,8 @@ ATTRIBUTES = {"a": {"href", "title"}, "ol": {"start"}, "td": {"align"}, "th": {"
 
 # The parser's time grows with the length, and with hostile input it is about 40 microseconds a character.
 MAX_CHARACTERS = 40_000
+# Levels of quotes and lists; a list takes two for each of its own.
+MAX_DEPTH = 20
 
 
 class _Renderer(RendererHTML):
@@ -58,9 +60,22 @@ def _align_without_style(state: Any) -> None:
             token.attrs["align"] = style.partition(":")[2]
 
 
+class _TooDeep(Exception):
+    """A text is nested deeper than MAX_DEPTH."""
+
+
+def _refuse_depth(state: Any, start: int, end: int, silent: bool) -> bool:
+    """The first of the rules for blocks, which takes none. The parser would leave out what is too deep."""
+    if state.level >= MAX_DEPTH:
+        raise _TooDeep
+    return False
+
+
 def _parser() -> MarkdownIt:
-    parser = _Parser("commonmark", {"html": False, "breaks": True, "maxNesting": 20}, renderer_cls=_Renderer)
+    options = {"html": False, "breaks": True, "maxNesting": MAX_DEPTH + 2}  # a list may go down two at once
+    parser = _Parser("commonmark", options, renderer_cls=_Renderer)
     parser.enable(["table", "strikethrough"]).disable(["html_block", "html_inline"])
+    parser.block.ruler.before("table", "refuse_depth", _refuse_depth)
     parser.core.ruler.push("align_without_style", _align_without_style)
     return parser
 
@@ -75,10 +90,17 @@ def render_markdown(text: str) -> SafeString:
     """CommonMark with tables and strikethrough as sanitised HTML.
 
     Links lead to http, https and mailto addresses only, images become links, HTML is shown as text. A text
-    of more than MAX_CHARACTERS is shown as it is.
+    of more than MAX_CHARACTERS, or nested deeper than MAX_DEPTH, is shown as it is.
     """
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair cannot be sent
     if len(text) > MAX_CHARACTERS:
-        return mark_safe(f"<pre>{escape(text)}</pre>")  # noqa: S308  escaped
-    html = _markdown.render(text)
+        return _as_it_is(text)
+    try:
+        html = _markdown.render(text)
+    except _TooDeep:
+        return _as_it_is(text)
     return mark_safe(_sanitiser.clean(html))  # noqa: S308  sanitised
+
+
+def _as_it_is(text: str) -> SafeString:
+    return mark_safe(f"<pre>{escape(text)}</pre>")  # noqa: S308  escaped

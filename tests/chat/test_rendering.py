@@ -1,11 +1,12 @@
 """Markdown becomes HTML that can do no harm, whoever wrote it."""
 
+import re
 import time
 from html.parser import HTMLParser
 
 import pytest
 
-from chat.rendering import ATTRIBUTES, MAX_CHARACTERS, REL, TAGS, render_markdown
+from chat.rendering import ATTRIBUTES, MAX_CHARACTERS, MAX_DEPTH, REL, TAGS, render_markdown
 
 
 class Elements(HTMLParser):
@@ -233,6 +234,27 @@ def test_c39_a_text_nested_beyond_reason_is_rendered() -> None:
         "".join("  " * n + "- a\n" for n in range(190)),
     ):
         assert_harmless(render_markdown(source))
+
+
+@pytest.mark.parametrize("depth", [*range(1, 30), 300])
+def test_no_word_gets_lost_however_deep_it_is_nested(depth: int) -> None:
+    for source in (
+        "> " * depth + "word0",
+        "".join("  " * level + f"- word{level}\n" for level in range(depth)),
+        "".join("   " * level + f"1. word{level}\n" for level in range(depth)),
+        "- > " * (depth // 2) + "word0\n\nword1",
+        "> " * (depth - 1) + "- word0\n" + "> " * (depth - 1) + "  - word1",
+        "> " * depth + "| word0 |\n" + "> " * depth + "|---|\n" + "> " * depth + "| word1 |",
+        "> " * depth + "```\n" + "> " * depth + "word0\n",
+    ):
+        html = render_markdown(source)
+        assert_harmless(html)
+        assert re.findall(r"word\d+", Elements(html).text) == re.findall(r"word\d+", source), source
+
+
+def test_a_text_nested_deeper_than_anybody_reads_is_shown_as_it_is() -> None:
+    assert render_markdown("> " * MAX_DEPTH + "a <b>") == f"<pre>{'&gt; ' * MAX_DEPTH}a &lt;b&gt;</pre>"
+    assert render_markdown("> " * (MAX_DEPTH - 1) + "a").count("<blockquote>") == MAX_DEPTH - 1
 
 
 def test_a_text_too_long_to_parse_is_shown_as_it_is() -> None:

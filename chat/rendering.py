@@ -4,8 +4,10 @@ Two walls: the parser knows no HTML and builds only links it has checked, and a 
 it built. Everything that is not Markdown stays visible as text.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
 
 import nh3
 from django.utils.html import escape
@@ -25,6 +27,8 @@ ATTRIBUTES = {"a": {"href", "title"}, "ol": {"start"}, "td": {"align"}, "th": {"
 
 # The parser's time grows with the length, and with hostile input it is about 40 microseconds a character.
 MAX_CHARACTERS = 40_000
+# Of all texts of one page or answer.
+MAX_TOTAL = 10 * MAX_CHARACTERS
 # Levels of quotes and lists; a list takes two for each of its own.
 MAX_DEPTH = 20
 
@@ -92,15 +96,57 @@ def render_markdown(text: str) -> SafeString:
     Links lead to http, https and mailto addresses only, images become links, HTML is shown as text. A text
     of more than MAX_CHARACTERS, or nested deeper than MAX_DEPTH, is shown as it is.
     """
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair cannot be sent
     if len(text) > MAX_CHARACTERS:
         return _as_it_is(text)
     try:
-        html = _markdown.render(text)
+        html = _markdown.render(_sendable(text))
     except _TooDeep:
         return _as_it_is(text)
     return mark_safe(_sanitiser.clean(html))  # noqa: S308  sanitised
 
 
 def _as_it_is(text: str) -> SafeString:
-    return mark_safe(f"<pre>{escape(text)}</pre>")  # noqa: S308  escaped
+    return mark_safe(f"<pre>{escape(_sendable(text))}</pre>")  # noqa: S308  escaped
+
+
+def _sendable(text: str) -> str:
+    """The text without the half of a pair that cannot be sent."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+Piece: TypeAlias = list[tuple[Callable[[str], SafeString], str]]  # what to render, and how
+
+# Parsing takes the interpreter's time from all else, so a process does little of it at once, whoever asks.
+_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="markdown")
+
+
+async def render_all(texts: Sequence[str]) -> list[SafeString]:
+    """``render_markdown`` of each; those before the last MAX_TOTAL characters are shown as they are.
+
+    Piece by piece, so that no more is rendered once the caller is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    rendered: list[SafeString] = []
+    for piece in _pieces(texts):
+        rendered += await loop.run_in_executor(_threads, _render_piece, piece)
+    return rendered[::-1]
+
+
+def _pieces(texts: Sequence[str]) -> Iterator[Piece]:
+    """What to render, last text first, in pieces that cost no more than one text may."""
+    left = MAX_TOTAL
+    piece: Piece = []
+    size = 0
+    for text in reversed(texts):
+        if piece and size + len(text) > MAX_CHARACTERS:
+            yield piece
+            piece, size = [], 0
+        left -= len(text) if len(text) <= MAX_CHARACTERS else 0  # a longer one is not parsed
+        piece.append((render_markdown if left >= 0 else _as_it_is, text))
+        size += len(text)
+    if piece:
+        yield piece
+
+
+def _render_piece(piece: Piece) -> list[SafeString]:
+    return [render(text) for render, text in piece]

@@ -1,11 +1,13 @@
 """A session's history in the shape the page shows it: turns, each with its messages and its ending."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from asgiref.sync import async_to_sync
 
+from chat.rendering import render_all
 from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Data, Id
@@ -29,7 +31,7 @@ class Turn:
     """What one run added to the conversation."""
 
     run: Data  # Run
-    messages: list[Data] = field(default_factory=list)  # Message, oldest first
+    messages: list[Data] = field(default_factory=list)  # Message, oldest first; the agent's with its ``html``
     questions: list[Question] = field(default_factory=list)  # open ones only
     answered: bool = False  # waiting, and the answer is stored already
     words: str = ""  # the user's, for editing and sending again
@@ -62,6 +64,24 @@ class Transcript:
 
 def read(actor: Actor, session_id: Id, *, limit: int | None = PAGE) -> Transcript:
     """The session's transcript, or the end of it. Raises NotFound for what is unknown or somebody else's."""
+    transcript = _read(actor, session_id, limit)
+    _add_html(transcript.turns)
+    return transcript
+
+
+def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
+    """One turn of the session, or None when its messages are in the history no longer."""
+    transcript = _read(actor, session_id, TURN)
+    found = _find(transcript, run_id)
+    if not transcript.complete and (found is None or found is transcript.turns[0]):
+        # It may begin before the part that was read.
+        found = _find(_read(actor, session_id, None), run_id)
+    if found is not None:
+        _add_html([found])
+    return found
+
+
+def _read(actor: Actor, session_id: Id, limit: int | None) -> Transcript:
     history = async_to_sync(operations.history)(actor, session_id, limit=limit)
     messages, latest = history["messages"], history["run"]
     return Transcript(
@@ -72,14 +92,17 @@ def read(actor: Actor, session_id: Id, *, limit: int | None = PAGE) -> Transcrip
     )
 
 
-def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
-    """One turn of the session, or None when its messages are in the history no longer."""
-    transcript = read(actor, session_id, limit=TURN)
-    found = _find(transcript, run_id)
-    if not transcript.complete and (found is None or found is transcript.turns[0]):
-        # It may begin before the part that was read.
-        found = _find(read(actor, session_id, limit=None), run_id)
-    return found
+def _add_html(turns: Sequence[Turn]) -> None:
+    """Give what the agent said its HTML; of a text on its way the page formats what is whole already."""
+    said = [
+        message
+        for turn in turns
+        for message in turn.messages
+        if message["role"] == "assistant" and message["status"] != "streaming"
+    ]
+    rendered = async_to_sync(render_all)([message["text"] for message in said])
+    for message, html in zip(said, rendered, strict=True):
+        message["html"] = html
 
 
 def _find(transcript: Transcript, run_id: Id) -> Turn | None:

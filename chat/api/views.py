@@ -1,6 +1,5 @@
 """The REST API. Each handler reads its input, calls one operation and encodes what it returns."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -23,7 +22,7 @@ from chat.api.negotiation import EVENT_STREAM, JSON, names
 from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages
 from chat.logins import login_of
 from chat.presence import TooMany
-from chat.rendering import render_markdown
+from chat.rendering import render_all
 from runs import operations
 from runs.database import in_thread
 from runs.errors import (
@@ -131,14 +130,15 @@ class History(AsyncView):
         """Read a session's messages, oldest first.
 
         All of them, or `limit` of them from the end, or from right before the message `before`. With
-        `render=html` each has its text as sanitised HTML, too. Follow on from the `last_seq` of `run`.
+        `render=html` each has its text as sanitised HTML, too; of a long history the older ones are shown as
+        they were written. Follow on from the `last_seq` of `run`.
         """
         chosen = inputs.HistoryFilter.read(request.query_params.dict())
         found = await operations.history(
             actor_of(request), session_id, limit=chosen.get("limit"), before=chosen.get("before")
         )
         if "render" in chosen:
-            found = await asyncio.to_thread(_with_html, found)
+            found = await _with_html(found)
         return Response(found)
 
 
@@ -412,6 +412,9 @@ def _page(pages: Pages, found: QuerySet[Any], represent: Any, request: Request) 
     )
 
 
-def _with_html(history: Data) -> Data:
-    messages = [{**message, "html": render_markdown(message["text"])} for message in history["messages"]]
+async def _with_html(history: Data) -> Data:
+    rendered = await render_all([message["text"] for message in history["messages"]])
+    messages = [
+        {**message, "html": html} for message, html in zip(history["messages"], rendered, strict=True)
+    ]
     return {**history, "messages": messages}

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import threading
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,13 +11,15 @@ from django.conf import settings
 from django.db import OperationalError
 from django.test import AsyncClient, Client
 from django.utils.html import escape
+from langchain_core.messages import AIMessage, HumanMessage
 
-from chat import tokens
+from chat import rendering, tokens
 from chat.templatetags.transcript import settled
 from runs import operations
 from runs.database import in_thread
 from runs.models import Run, Session
-from tests.chat.live import eventually
+from runs.states import Origin
+from tests.chat.live import Http, eventually
 from tests.fakes import Hold, Marks, Round, ScriptedModel, call, plain_graph, say, text, tools
 from tests.runs import waiting
 
@@ -290,6 +293,56 @@ async def field_of(client, session, question):
         return found and found[1]
 
     return await eventually(name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/chat/{session}/?show=all",
+        "/chat/{session}/messages/",
+        "/api/sessions/{session}/history/?render=html",
+    ],
+)
+async def test_c24_nothing_more_is_rendered_for_who_has_left(as_alice, alice, monkeypatch, path):
+    begun, go_on = [], threading.Event()
+
+    def slowly(text):
+        begun.append(text)
+        go_on.wait(20)
+        return text
+
+    seed = [HumanMessage("How?"), AIMessage("So.")] * 5
+    run = await in_thread(
+        operations.start_session, alice, "Go on", agent="assistant", seed=seed, origin=Origin.CHAT
+    )
+    await waiting.status(run["id"], "completed")
+    monkeypatch.setattr(rendering, "MAX_CHARACTERS", 1)  # each text is a piece of its own
+    monkeypatch.setattr(rendering, "render_markdown", slowly)
+    cookie = f"sessionid={as_alice.cookies['sessionid'].value}"
+    http = Http("GET", path.format(session=run["session"]), None, {"cookie": cookie})
+    await http.send_input({"type": "http.request", "body": b""})
+    await eventually(lambda: begun)
+    await http.disconnect()
+    go_on.set()
+    assert await rendering.render_all(["later"]) == ["later"]
+    assert len(begun) == 2
+
+
+async def test_of_a_long_conversation_the_page_shows_the_older_messages_as_they_are(
+    as_alice, alice, model, monkeypatch
+):
+    model.script.add(say("A **bold** answer."))
+    seed = [HumanMessage("How?"), AIMessage("**Once** upon <a> time.")]
+    run = await in_thread(
+        operations.start_session, alice, "Go on", agent="assistant", seed=seed, origin=Origin.CHAT
+    )
+    await waiting.status(run["id"], "completed")
+    path = f"/chat/{run['session']}/?show=all"
+    assert "<strong>Once</strong>" in await html_of(as_alice, path)
+    monkeypatch.setattr(rendering, "MAX_TOTAL", 20)
+    page = await html_of(as_alice, path)
+    assert "<pre>**Once** upon &lt;a&gt; time.</pre>" in page
+    assert "<strong>bold</strong>" in page
 
 
 async def test_a_choice_goes_back_to_the_graph_as_it_was_offered(as_alice, alice, serve, engine):

@@ -1,12 +1,17 @@
 """Markdown becomes HTML that can do no harm, whoever wrote it."""
 
+import asyncio
 import re
+import threading
 import time
 from html.parser import HTMLParser
 
 import pytest
+from django.utils.safestring import SafeString
 
-from chat.rendering import ATTRIBUTES, MAX_CHARACTERS, MAX_DEPTH, REL, TAGS, render_markdown
+from chat import rendering
+from chat.rendering import ATTRIBUTES, MAX_CHARACTERS, MAX_DEPTH, REL, TAGS, render_all, render_markdown
+from tests.chat.live import eventually
 
 
 class Elements(HTMLParser):
@@ -265,3 +270,65 @@ def test_a_text_too_long_to_parse_is_shown_as_it_is() -> None:
 
 def test_nothing_becomes_nothing() -> None:
     assert render_markdown("") == ""
+
+
+# Many texts
+
+
+async def test_of_many_texts_the_older_ones_are_shown_as_they_are(monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "MAX_CHARACTERS", 100)
+    monkeypatch.setattr(rendering, "MAX_TOTAL", 240)
+    short, fitting, long = "*a*", "*b*" + "x" * 77, "*c*" + "x" * 100
+    html = await render_all([short, fitting, short, fitting, long, fitting, fitting, short])
+    assert [one[:7] for one in html] == [
+        "<pre>*a", "<pre>*b", "<pre>*a", "<pre>*b",  # all that is older than the first that is too much
+        "<pre>*c", "<p><em>", "<p><em>", "<p><em>",
+    ]  # fmt: skip
+    assert await render_all([]) == []
+
+
+@pytest.mark.timeout(60)
+async def test_c39_any_number_of_hostile_texts_takes_a_bounded_time(monkeypatch) -> None:
+    spent = []
+    render = rendering._render_piece
+
+    def measured(piece):
+        begun = time.thread_time()
+        html = render(piece)
+        spent.append(time.thread_time() - begun)
+        return html
+
+    monkeypatch.setattr(rendering, "_render_piece", measured)
+    monkeypatch.setattr(rendering, "MAX_TOTAL", 2 * MAX_CHARACTERS)
+    await render_all(["![" * (MAX_CHARACTERS // 2)] * 100)
+    assert sum(spent) < 20
+
+
+async def test_small_texts_are_rendered_together_and_no_piece_costs_more_than_one_text(monkeypatch) -> None:
+    monkeypatch.setattr(rendering, "MAX_CHARACTERS", 10)
+    texts = ["a" * length for length in (1, 2, 3, 4, 5, 11, 0, 10)]
+    pieces = [[text for _, text in piece] for piece in rendering._pieces(texts)]
+    assert [text for piece in pieces for text in piece] == texts[::-1]
+    assert all(len(piece) == 1 or sum(map(len, piece)) <= 10 for piece in pieces)
+    assert len(pieces) == 4
+
+
+async def test_a_process_renders_few_texts_at_once_and_none_for_who_has_left(monkeypatch) -> None:
+    begun: list[str] = []
+    go_on = threading.Event()
+
+    def slowly(text: str) -> SafeString:
+        begun.append(text)
+        go_on.wait(20)
+        return SafeString(text)
+
+    monkeypatch.setattr(rendering, "MAX_CHARACTERS", 1)
+    monkeypatch.setattr(rendering, "render_markdown", slowly)
+    leaving = [asyncio.create_task(render_all([f"{number}"] * 3)) for number in range(4)]
+    await eventually(lambda: len(begun) == 2)
+    for task in leaving:
+        task.cancel()
+    await asyncio.wait(leaving)
+    go_on.set()
+    assert await render_all(["later"]) == ["later"]
+    assert sorted(begun) == ["0", "1", "later"]

@@ -218,6 +218,16 @@ def test_c32_a_message_must_be_a_text_with_something_in_it(alice, as_alice, valu
     assert not Run.objects.exists()
 
 
+@pytest.mark.parametrize("number", [2**63, -(2**70), 1e20, 1e300])
+def test_c32_an_answer_with_a_number_that_cannot_be_kept_is_refused(alice, as_alice, number):
+    run = a_run(alice, RunStatus.WAITING)
+    response = as_alice.post(f"runs/{run}/answer/", {"answers": {"q1": {"x": [number]}}})
+    assert error_of(response) == (400, "invalid")
+    assert "answers" in message_of(response)
+    assert Run.objects.get(id=run).answers is None
+    assert as_alice.post(f"runs/{run}/answer/", {"answers": {"q1": [2**63 - 1, 0.5]}}).status_code == 200
+
+
 def nested(depth):
     value = []
     for _ in range(depth):

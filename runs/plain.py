@@ -4,7 +4,6 @@ NUL cannot be stored by PostgreSQL and a lone surrogate cannot be encoded at all
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
@@ -144,7 +143,8 @@ class _Plainer:
             bits = value.bit_length()
             return int(value) if bits <= _NUMBER_BITS else f"[a number of {bits} bits]"
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else str(value)
+            # PostgreSQL gives a large one back as an integer, and what is not finite is no JSON.
+            return float(value) if abs(value) < 2**_NUMBER_BITS else str(value)
         if isinstance(value, bytes | bytearray | memoryview):
             return f"[{len(value)} bytes]"
         if isinstance(value, UUID | Decimal | date | time):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
@@ -167,9 +168,9 @@ async def test_state_without_messages_and_odd_values_do_no_harm():
         deep = [deep]
 
     def node(state: State) -> dict[str, Any]:
-        return {
-            "value": {"odd": Odd(), "deep": deep, "big": 10**5000, "many": list(range(200_000)), 1: "\ud800"}
-        }
+        numbers = [10**5000, 2.0**63, 1.5, math.inf, math.nan]
+        many = list(range(200_000))
+        return {"value": {"odd": Odd(), "deep": deep, "numbers": numbers, "many": many, 1: "\ud800"}}
 
     graph = StateGraph(State).add_node("node", node).add_edge(START, "node")  # type: ignore[type-var]
     execution = Execution(graph, log_updates=True)
@@ -179,7 +180,9 @@ async def test_state_without_messages_and_odd_values_do_no_harm():
         execution.translator.feed(*chunk)
     (update,) = execution.recorder.of("graph.update")
     assert len(json.dumps(update)) < 300_000
-    assert update["data"]["value"]["odd"] == "[Odd]"
+    value = update["data"]["value"]
+    assert value["odd"] == "[Odd]"
+    assert value["numbers"] == ["[a number of 16610 bits]", "9.223372036854776e+18", 1.5, "inf", "nan"]
 
 
 # Whatever happens

@@ -44,7 +44,7 @@ async def clear_overdue(checkpoints: Checkpoints) -> int:
         except AWAY as error:
             logger.warning("The checkpoints of deleted sessions are left to a later sweep: %s", error)
             break
-        except Exception:
+        except Exception:  # one that has a fault keeps none of the others
             logger.exception("The checkpoints of deleted session %s are left to a later sweep.", session_id)
         else:
             cleared += 1

@@ -45,7 +45,7 @@ async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBas
     if run.was_there:
         try:
             await in_thread(operations.events, login.user, run["id"], limit=1)
-        except BaseException:
+        except BaseException:  # a cancel, too: nobody else would give its place back
             stream.close()
             raise
     answer = response(stream)

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from types import SimpleNamespace
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import admission, events, lifecycle, operations, recovery
+from runs import admission, events, lifecycle, liveness, notices, operations, recovery
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
 from runs.lifecycle import Error, Result
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
@@ -254,6 +255,22 @@ def test_line_23_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alic
     run.refresh_from_db()
     assert run.status == RunStatus.CANCELLED
     assert operations.session_snapshot(alice, session.id)["cancellation_pending"] is False
+
+
+def test_line_40_a_worker_that_was_taken_for_dead_is_told_that_its_run_was_cancelled(
+    alice, session, worker, monkeypatch
+):
+    """It may live all the same, and what is cancelled must not go on until its next heartbeat."""
+    run = admission.admit(session.id, alice, turn())
+    lifecycle.claim(session.id, worker.id)
+    monkeypatch.setattr(liveness, "is_dead", lambda worker: True)
+    monkeypatch.setattr(notices, "stop_execution", told := Mock())
+
+    assert operations.cancel_run(alice, run.id)["outcome"] == "reconciled"
+
+    assert [(told_of.args[0].id, told_of.kwargs) for told_of in told.call_args_list] == [
+        (run.id, {"fenced": True})
+    ]
 
 
 def test_line_23_a_second_cancel_finds_that_the_worker_has_died_since(alice, session, worker):

@@ -19,7 +19,7 @@ run: $(RUNTIME)
 
 # The same with PostgreSQL, Redis, two web processes and two workers. It ends with this make, however that ends.
 cluster: $(RUNTIME) .venv/cluster.installed
-	@exec $(BIN)/python -I chat/cluster/tether.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
+	@exec $(BIN)/python -I chat/cluster/end_with_parent.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
 
 # Side by side, file by file. What is skipped, for want of a Chromium say, is named at the end.
 PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile

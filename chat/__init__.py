@@ -1,0 +1,1 @@
+"""The product on top of the engine: the default agent, the pages and the protocols."""

@@ -14,7 +14,7 @@ class ApiToken(AbstractAuthToken):
     id = models.BigAutoField(primary_key=True)  # names a token in addresses, which a digest should not
     digest = models.CharField(max_length=CONSTANTS.DIGEST_LENGTH, unique=True, editable=False)
     name = models.CharField(max_length=100, blank=True, default="")
-    last_used_at = models.DateTimeField(null=True, editable=False)  # kept to the hour, see chat.tokens
+    last_used_at = models.DateTimeField(null=True, editable=False)  # kept to the hour, see chat.access.tokens
 
     class Meta:
         ordering = ["-created"]

@@ -3,25 +3,25 @@
 from django.contrib.auth import views as auth
 from django.urls import URLPattern, URLResolver, include, path
 
-from chat import account, pages
+from chat.pages import account, views
 
 run = [
-    path("cancel/", pages.cancel_run, name="cancel"),
-    path("answer/", pages.answer, name="answer"),
-    path("resume/", pages.resume, name="resume"),
-    path("retry/", pages.retry, name="retry"),
-    path("dismiss/", pages.dismiss, name="dismiss"),
+    path("cancel/", views.cancel_run, name="cancel"),
+    path("answer/", views.answer, name="answer"),
+    path("resume/", views.resume, name="resume"),
+    path("retry/", views.retry, name="retry"),
+    path("dismiss/", views.dismiss, name="dismiss"),
 ]
 
 chat: list[URLPattern | URLResolver] = [
-    path("", pages.new_chat, name="new"),
-    path("list/", pages.list_of_sessions, name="list"),
-    path("<uuid:session_id>/", pages.session, name="session"),
-    path("<uuid:session_id>/messages/", pages.turns, name="turns"),
-    path("<uuid:session_id>/send/", pages.send, name="send"),
-    path("<uuid:session_id>/stop/", pages.stop, name="stop"),
-    path("<uuid:session_id>/rename/", pages.rename, name="rename"),
-    path("<uuid:session_id>/delete/", pages.delete, name="delete"),
+    path("", views.new_chat, name="new"),
+    path("list/", views.list_of_sessions, name="list"),
+    path("<uuid:session_id>/", views.session, name="session"),
+    path("<uuid:session_id>/messages/", views.turns, name="turns"),
+    path("<uuid:session_id>/send/", views.send, name="send"),
+    path("<uuid:session_id>/stop/", views.stop, name="stop"),
+    path("<uuid:session_id>/rename/", views.rename, name="rename"),
+    path("<uuid:session_id>/delete/", views.delete, name="delete"),
     path("<uuid:session_id>/runs/<uuid:run_id>/", include(run)),
 ]
 
@@ -33,8 +33,8 @@ account_pages = [
 ]
 
 urlpatterns = [
-    path("", pages.home, name="home"),
-    path("favicon.ico", pages.favicon, name="favicon"),
+    path("", views.home, name="home"),
+    path("favicon.ico", views.favicon, name="favicon"),
     path("login/", auth.LoginView.as_view(redirect_authenticated_user=True), name="login"),
     path("logout/", auth.LogoutView.as_view(), name="logout"),
     path("chat/", include((chat, "chat"))),

@@ -10,7 +10,7 @@ http_application = get_asgi_application()  # before what follows: it sets up the
 
 from django.conf import settings  # noqa: E402
 
-from chat.routing import websocket_application  # noqa: E402
+from chat.websocket.routing import websocket_application  # noqa: E402
 from project.proxy import TrustedProxy  # noqa: E402
 
 application = TrustedProxy(

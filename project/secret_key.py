@@ -3,7 +3,7 @@
 import secrets
 from pathlib import Path
 
-from chat.private_file import write_private
+from chat.server.private_file import write_private
 
 # Set by manage.py for quickstart, before the settings are read; every other command needs a key that exists.
 may_be_made = False

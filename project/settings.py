@@ -98,7 +98,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "axes.middleware.AxesMiddleware",
-    "chat.away.DatabaseAwayMiddleware",
+    "chat.server.outage.DatabaseAwayMiddleware",
 ]
 
 ROOT_URLCONF = "project.urls"
@@ -228,7 +228,7 @@ REST_KNOX = {"AUTH_HEADER_PREFIX": "Bearer", "TOKEN_TTL": None}  # a token is va
 REST_FRAMEWORK = {
     # The first one's challenge makes an anonymous call a 401.
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "chat.api.authentication.BearerAuthentication",
+        "chat.access.authentication.BearerAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
@@ -286,7 +286,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "text": {"format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"},
-        "json": {"()": "chat.json_logs.JsonFormatter"},
+        "json": {"()": "chat.monitoring.json_logs.JsonFormatter"},
     },
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "level": LOG_LEVEL}},
     "root": {"handlers": ["console"], "level": LOG_LEVEL},

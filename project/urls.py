@@ -3,11 +3,11 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from chat import health, metrics
-from runs.admin import dashboard
+from chat.monitoring import health, metrics
+from runs.admin.dashboard import page
 
 urlpatterns = [
-    path("admin/dashboard/", dashboard.view, name="dashboard"),
+    path("admin/dashboard/", page.view, name="dashboard"),
     path("admin/", admin.site.urls),
     path("api/", include("chat.api.urls")),
     path("v1/", include("chat.openai.urls")),

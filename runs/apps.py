@@ -16,6 +16,6 @@ class RunsConfig(AppConfig):
 
 
 def _create_checkpoint_tables(using: str, **_: Any) -> None:
-    from runs.checkpoints import create_tables
+    from runs.memory.checkpoints import create_tables
 
     create_tables(using=using)

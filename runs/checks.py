@@ -8,7 +8,7 @@ from django.apps import AppConfig
 from django.core import checks
 from django.db import connection
 
-from runs import dispatch
+from runs.lifecycle import dispatch
 
 
 @checks.register

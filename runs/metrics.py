@@ -1,6 +1,7 @@
 """What this process counts of its own work, for Prometheus. Each measurement costs about a microsecond.
 
-What is in the database is read when somebody asks (``chat.metrics``); here is what nobody could read later.
+Here is what nobody could read later; what is in the database is read when somebody asks
+(``chat.monitoring.metrics``).
 """
 
 from django.db import transaction

@@ -13,9 +13,9 @@ from django.db import models
 from django.db.models import F, Q
 from django.utils import timezone
 
-from runs import prepared
 from runs.errors import HistoryIsFinal
-from runs.plain import ID_LIMIT, NAME_LIMIT
+from runs.foundation import statements
+from runs.foundation.values import ID_LIMIT, NAME_LIMIT
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -67,7 +67,7 @@ class Seed(models.Model):
     """The messages a session began with; apart from the session, which is read far more often."""
 
     session = models.OneToOneField(Session, models.CASCADE, primary_key=True)
-    messages = models.JSONField()  # in LangChain's form, see runs.seeds
+    messages = models.JSONField()  # in LangChain's form, see runs.memory.brought_messages
 
     class Meta:
         default_permissions = ()
@@ -77,7 +77,7 @@ class Seed(models.Model):
 
 
 class Leftover(models.Model):
-    """A session that is deleted but for its checkpoints, see runs.leftovers."""
+    """A session that is deleted but for its checkpoints, see runs.recovery.orphans."""
 
     session_id = models.UUIDField(primary_key=True)
     tried_at = models.DateTimeField()  # when somebody last set about deleting them
@@ -114,7 +114,7 @@ class Worker(models.Model):
 class Run(models.Model):
     """One turn of the agent in a session, from admission to one terminal fact.
 
-    ``runs.lifecycle`` is the only writer of ``status``.
+    ``runs.lifecycle.transitions`` is the only writer of ``status``.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -256,7 +256,7 @@ class Run(models.Model):
         """Write what differs from what was read; a whole row costs several times as much."""
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
         if changed:
-            prepared.save(self, changed)
+            statements.save(self, changed)
             self._stored |= {name: getattr(self, name) for name in changed}
 
     @property

@@ -2,8 +2,8 @@
 nothing else of the engine; edges differ only in encoding.
 
 The plain functions run one short transaction each and may be called from any thread that may use the
-ORM; from async code call them through ``await runs.database.in_thread(function, ...)``. The ``async``
-ones wait or touch the checkpoints and belong on the server's event loop.
+ORM; from async code call them through ``await in_thread(function, ...)`` of ``runs.foundation.database``. The
+``async`` ones wait or touch the checkpoints and belong on the server's event loop.
 
 Every operation limits itself to what ``actor`` (a user) may see: a foreign id and an unknown id raise
 the same ``NotFound``. What operators may do beyond that is in ``runs.operators``. Only
@@ -23,27 +23,22 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from langchain_core.messages import BaseMessage
 
 from runs import (
-    admission,
-    deletion,
-    follow,
-    lifecycle,
-    operators,
-    reading,
-    representations,
-    settling,
-)
-from runs import (
     agents as configured,
 )
-from runs.database import in_thread
+from runs import operators, process
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
-from runs.events import encode, timestamp
-from runs.follow import Item
+from runs.foundation.database import in_thread
+from runs.foundation.statements import Prepared
+from runs.foundation.values import plain
+from runs.lifecycle import admission, transitions
+from runs.live import cancel_outcome, follow
+from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.plain import plain
-from runs.prepared import Prepared
+from runs.reading import conversation
+from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
-from runs.worker import Supervisor
+from runs.wire import representations
+from runs.wire.encoding import encode, timestamp
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
@@ -88,7 +83,7 @@ def create_session(
         title_source=source,
         origin=origin,
     )
-    lifecycle.session_created(session)
+    transitions.session_created(session)
     return session_snapshot(actor, session.id)
 
 
@@ -127,7 +122,7 @@ def represent_sessions(page: Sequence[Session]) -> list[Data]:
 def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
     """Give a session a title of the user's; Session."""
     found = _session(actor, session_id)
-    lifecycle.rename(found.id, _title(title), TitleSource.USER)
+    transitions.rename(found.id, _title(title), TitleSource.USER)
     return session_snapshot(actor, found.id)
 
 
@@ -213,7 +208,7 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
         raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
-    return representations.run(lifecycle.answer(run.id, values, actor))
+    return representations.run(transitions.answer(run.id, values, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> Data:
@@ -261,7 +256,7 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     """
     run = _run(actor, run_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(lifecycle.request_cancel(run.id, **asked), run.session_id, run.id, asked)
+    return _represent(transitions.request_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
 def cancel_session(
@@ -270,12 +265,12 @@ def cancel_session(
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(lifecycle.request_session_cancel(found.id, **asked), found.id, None, asked)
+    return _represent(transitions.request_session_cancel(found.id, **asked), found.id, None, asked)
 
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
-    return await settling.wait(cancellation, seconds)
+    return await cancel_outcome.wait(cancellation, seconds)
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
@@ -311,7 +306,7 @@ async def history(
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
     found = await in_thread(_session, actor, session_id)
-    return await reading.history(found, limit=limit, before=before)
+    return await conversation.history(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
@@ -334,7 +329,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Dat
 async def follow_session(
     actor: Actor, session_id: Id, cursor: tuple[Id, int] | None = None
 ) -> AsyncGenerator[Item, None]:
-    """Everything that happens in a session, in order, each event once; see ``runs.follow``.
+    """Everything that happens in a session, in order, each event once; see ``runs.live.follow``.
 
     The first item is SessionChanged. Without a cursor events follow from its ``active_run.last_seq``; with
     ``(run, seq)`` from right behind that. Close the iterator (``aclose``) to leave. It ends after
@@ -418,7 +413,7 @@ def _no_such_agent() -> Invalid:
 
 
 def _refuse_when_leaving() -> None:
-    if Supervisor.current is not None and Supervisor.current.leaving:
+    if process.current is not None and process.current.leaving:
         raise Unavailable
 
 

@@ -17,10 +17,13 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from runs import admission, deletion, lifecycle, reading, reconciliation, representations
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
+from runs.lifecycle import admission, transitions
 from runs.models import AuditEntry, Cancellation, Run, Session
+from runs.reading import conversation
+from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
+from runs.wire import representations
 
 # Reading the same session again within this time leaves no further audit entry: a page that follows a run
 # live asks every few seconds, and it is one reading.
@@ -54,7 +57,7 @@ def cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
     def apply(run: Run) -> Done:
         before = run.status
         pending = Cancellation.objects.filter(run=run, settled_at__isnull=True).exists()
-        operation = lifecycle.request_cancel(run.id, **asked)
+        operation = transitions.request_cancel(run.id, **asked)
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
         run.refresh_from_db()
@@ -73,7 +76,7 @@ def force_cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Do
 
     def apply(run: Run) -> Done:
         before = run.status
-        operation = lifecycle.force_cancel(run.id, **asked)
+        operation = transitions.force_cancel(run.id, **asked)
         run.refresh_from_db()
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
@@ -83,7 +86,7 @@ def force_cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Do
 
 
 def reconcile(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
-    """Bring a run into order, see ``runs.reconciliation``."""
+    """Bring a run into order, see ``runs.recovery.reconciliation``."""
 
     def apply(run: Run) -> Done:
         result = reconciliation.reconcile(run)
@@ -119,7 +122,7 @@ def _command(
     """One transaction: the change, or why there is none, and the audit entry that says so."""
     run = _run(actor, run_id, f"runs.{action}_run")
     reason = checked_reason(reason)
-    with lifecycle.locked_run(run.id) as (_, locked):
+    with transitions.locked_run(run.id) as (_, locked):
         decided_before = locked.resolution
         try:
             with transaction.atomic():
@@ -194,10 +197,13 @@ def note_reading(actor: AbstractBaseUser, session: Session) -> None:
 async def history(
     actor: AbstractBaseUser, session: Session, *, limit: int | None, before: str | None
 ) -> dict[str, Any]:
-    """The history as its user sees it, see ``runs.reading``. The caller has put the reading on record."""
+    """The history as its user sees it, see ``runs.reading.conversation``.
+
+    The caller has put the reading on record.
+    """
     if not may_read(actor, session.owner_id):
         raise Forbidden
-    return await reading.history(session, limit=limit, before=before)
+    return await conversation.history(session, limit=limit, before=before)
 
 
 # Who may

@@ -48,7 +48,7 @@ from django.core.cache import cache  # noqa: E402
 from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
-from runs.worker import Supervisor  # noqa: E402
+from runs.worker.supervisor import Supervisor  # noqa: E402
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

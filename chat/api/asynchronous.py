@@ -23,9 +23,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from chat.api.authentication import BearerAuthentication, SessionAuthentication
+from chat.access.authentication import BearerAuthentication, SessionAuthentication
 from chat.api.errors import TooLarge, handle
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 
 
 class ObjectParser(JSONParser):

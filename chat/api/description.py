@@ -13,10 +13,10 @@ from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerFieldExtension
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
 
+from chat.access.throttles import Throttled
 from chat.api import inputs, shapes
 from chat.api.negotiation import EVENT_STREAM, JSON
 from chat.api.shapes import Shape, ref
-from chat.throttles import Throttled
 from runs import errors
 from runs.errors import EngineError
 
@@ -158,7 +158,7 @@ def add_shapes(result: dict[str, Any], **_: Any) -> dict[str, Any]:
 
 
 class BearerScheme(OpenApiAuthenticationExtension):
-    target_class = "chat.api.authentication.BearerAuthentication"
+    target_class = "chat.access.authentication.BearerAuthentication"
     name = "bearer"
 
     def get_security_definition(self, auto_schema: Any) -> Shape:
@@ -166,7 +166,7 @@ class BearerScheme(OpenApiAuthenticationExtension):
 
 
 class CookieScheme(OpenApiAuthenticationExtension):
-    target_class = "chat.api.authentication.SessionAuthentication"
+    target_class = "chat.access.authentication.SessionAuthentication"
     name = "cookie"
 
     def get_security_definition(self, auto_schema: Any) -> Shape:

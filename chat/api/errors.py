@@ -17,10 +17,10 @@ from django.http.response import HttpResponseBase
 from rest_framework import exceptions
 from rest_framework.response import Response
 
-from chat.api.authentication import CsrfFailed
-from chat.throttles import Throttled
-from runs.database import AWAY
+from chat.access.authentication import CsrfFailed
+from chat.access.throttles import Throttled
 from runs.errors import DatabaseAway, EngineError
+from runs.foundation.database import AWAY
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from chat.api.asynchronous import AsyncView
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 
 
 @cache

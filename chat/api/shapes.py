@@ -1,4 +1,4 @@
-"""The shapes of the wire contract as JSON Schemas: what ``runs.representations`` and the log give out.
+"""The shapes of the wire contract as JSON Schemas: what ``runs.wire.representations`` and the log give out.
 
 They describe answers only; what a client may send is described by ``chat.api.inputs`` itself. A test holds
 real answers against them, closed: a field that is missing here, or there, is a failure.

@@ -14,17 +14,16 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chat import throttles
+from chat.access import throttles
+from chat.access.logins import login_of
+from chat.access.open_connections import TooMany
 from chat.api import errors, inputs, streams
 from chat.api.asynchronous import AsyncView, actor_of
 from chat.api.description import STARTING, header, operation
 from chat.api.negotiation import EVENT_STREAM, JSON, names
 from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages
-from chat.logins import login_of
-from chat.presence import TooMany
 from chat.rendering import render_all
 from runs import operations
-from runs.database import in_thread
 from runs.errors import (
     CursorGone,
     Forbidden,
@@ -36,6 +35,7 @@ from runs.errors import (
     TooLarge,
     Unavailable,
 )
+from runs.foundation.database import in_thread
 from runs.operations import Data
 from runs.states import OnDisconnect
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from chat.cluster import tether
+from chat.cluster import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -102,18 +102,18 @@ class Child:
     async def _run_once(self) -> int:
         """Start it and wait for its end; its exit code."""
         await asyncio.to_thread(self._before)
-        tethered = [
+        command = [
             sys.executable,
             "-I",
             "-S",
-            tether.__file__,
+            end_with_parent.__file__,
             str(os.getpid()),
             self._orphan.name,
             self._user,
         ]
         with self._log.open("a") if self._log else contextlib.nullcontext() as log:
             self._process = await asyncio.create_subprocess_exec(
-                *tethered,
+                *command,
                 *self._command,
                 env=self._environment,
                 cwd=self._folder,

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from chat import listener
 from chat.cluster.balancer import Address, Balancer
 from chat.cluster.children import Child
 from chat.cluster.services import LONGEST_SOCKET, CannotStart, PostgreSQL, Redis, until_it_answers
-from runs.departure import Departure
+from chat.server import listener
+from runs.foundation.departure import Departure
 
 logger = logging.getLogger(__name__)
 

@@ -126,7 +126,7 @@ def end_leftovers(folder: Path) -> None:
     """End what still runs in ``folder``: no earlier server may write there beside ours.
 
     Whoever calls this holds the lock of the cluster, so nothing there is in use. Where there is no /proc, the
-    tether has to do.
+    end_with_parent has to do.
     """
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -12,12 +12,12 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
+from chat.access.disconnects import Attendance
+from chat.access.open_connections import End
 from chat.api.streams import KEEP_ALIVE
-from chat.attendance import Attendance
 from chat.openai.errors import RunFailed
-from chat.presence import End
 from runs.errors import EngineError
-from runs.follow import Event
+from runs.live.follow import Event
 from runs.operations import Data
 from runs.states import ErrorCode, EventType
 

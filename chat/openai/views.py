@@ -10,19 +10,19 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chat import attendance, throttles
+from chat.access import disconnects, throttles
+from chat.access.authentication import BearerAuthentication
+from chat.access.disconnects import Attendance
+from chat.access.logins import login_of
 from chat.api import inputs, streams
 from chat.api.asynchronous import AsyncView, actor_of
-from chat.api.authentication import BearerAuthentication
-from chat.attendance import Attendance
-from chat.logins import login_of
 from chat.openai import requests
 from chat.openai.answers import Answer
 from chat.openai.errors import ModelNotFound, body, handle, run_headers
 from chat.openai.requests import Completion
 from runs import operations
-from runs.database import in_thread
 from runs.errors import AgentMismatch
+from runs.foundation.database import in_thread
 from runs.operations import Actor, Data, Started
 
 
@@ -70,7 +70,7 @@ class ChatCompletions(View):
         if key is not None:
             key = inputs.Key.read({"key": key})["key"]
         start = partial(_start, actor_of(request), asked, session_id, key)
-        attending, run = await attendance.begin(Attendance, login_of(request), start)
+        attending, run = await disconnects.begin(Attendance, login_of(request), start)
         answer = Answer(attending, run, asked.model)
         response: HttpResponseBase
         if asked.stream:

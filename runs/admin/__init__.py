@@ -5,7 +5,7 @@ Its pages read the models; whatever changes something calls ``runs.operators``, 
 
 from django.contrib import admin
 
-from runs.admin import accounts, audit, cancellations, runs, sessions, workers
+from runs.admin.pages import accounts, audit, cancellations, runs, sessions, workers
 
 admin.site.site_header = admin.site.site_title = "Turnkeeper"
 admin.site.index_title = "Operators' console"

@@ -14,7 +14,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.utils.text import capfirst
 
-from runs.admin.paging import BoundedChangeList, BoundedPaginator
+from runs.admin.lists.paging import BoundedChangeList, BoundedPaginator
 
 
 def actor_of(request: HttpRequest) -> AbstractBaseUser:

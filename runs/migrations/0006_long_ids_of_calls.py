@@ -2,7 +2,7 @@ from django.db import migrations, models
 from django.db.models import Q
 from django.db.models.functions import Length
 
-from runs.plain import ID_LIMIT, key
+from runs.foundation.values import ID_LIMIT, key
 
 
 def give_keys(apps, schema_editor):

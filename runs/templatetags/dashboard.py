@@ -2,7 +2,7 @@
 
 from django import template
 
-from runs.admin import dashboard as dashboards
+from runs.admin.dashboard import page as dashboards
 
 register = template.Library()
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from django.db import transaction
 from django.utils import timezone
 
-from runs import liveness
+from runs.lifecycle import liveness
 from runs.models import Run, RunEvent, Session, ToolCall, Worker
 from runs.states import EventType, RunStatus
 from tests.chat.api.programs import a_run, open_session

@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from runs import operators
-from runs.admin import filters, paging, searching
+from runs.admin.lists import filters, paging, searching
 from runs.models import Cancellation, Run, Session
 from runs.states import Effect, RunStatus
 from tests.admin.rows import a_call, a_run, a_worker, running_run, session_of
@@ -32,7 +32,7 @@ def the_list(browser, name="run", query=""):
 
 def test_c37_pages_lead_no_further_than_what_is_counted(console, runs, monkeypatch):
     monkeypatch.setattr(paging, "COUNTED", 4)
-    monkeypatch.setattr("runs.admin.runs.RunAdmin.list_per_page", 3)
+    monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
     assert runs_listed(console, p=1) + runs_listed(console, p=2) == runs[:4]
     assert "at least 4 runs" in the_list(console)
     monkeypatch.setattr(paging, "COUNTED", 6)
@@ -133,7 +133,7 @@ def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, mo
     found = [running_run(alice, None) for _ in range(3)]
     for run in found:
         a_call(run, effect=Effect.UNKNOWN)
-    monkeypatch.setattr("runs.admin.hanging.CALLS", 2)
+    monkeypatch.setattr("runs.admin.lists.stuck.CALLS", 2)
     assert set(runs_listed(console, attention="effect_unknown")) == {str(run.id) for run in found[1:]}
 
 
@@ -148,8 +148,8 @@ def test_c37_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, 
     ]
     for (name, query), told in asked:
         assert "Only" not in the_list(console, name, query), told
-    for place in ("filters._SESSIONS", "hanging.CALLS", "paging.COUNTED"):
-        monkeypatch.setattr(f"runs.admin.{place}", 1)
+    for place in ("filters._SESSIONS", "stuck.CALLS", "paging.COUNTED"):
+        monkeypatch.setattr(f"runs.admin.lists.{place}", 1)
     for (name, query), told in asked:
         assert told in the_list(console, name, query)
     assert "Only runs" not in the_list(console, query="owner=bob")

@@ -10,11 +10,12 @@ from django.contrib.auth import get_user_model
 from django.db import connection
 from django.urls import reverse
 
-from chat import tokens
+from chat.access import tokens
 from chat.models import ApiToken
-from runs import deletion, operations
-from runs.database import in_thread
+from runs import operations
+from runs.foundation.database import in_thread
 from runs.models import AuditEntry, Cancellation, DailyTotal, Leftover, Run, RunEvent, Session, ToolCall
+from runs.recovery import deletion
 from runs.states import RunStatus
 from tests.admin.conftest import logged_in
 from tests.admin.rows import a_call, a_run, a_worker, open_session, running_run, session_of

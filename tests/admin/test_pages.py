@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from runs import operations, operators
-from runs.admin import paging
+from runs.admin.lists import paging
 from runs.models import AuditEntry, Cancellation, Run, Session, Worker
 from runs.states import RunStatus
 from tests.admin.rows import a_call, a_run, a_worker, hanging_run, log, open_session, running_run, session_of
@@ -79,7 +79,7 @@ def test_line_42_a_turn_that_nobody_takes_hangs_too(console, alice):
 
 
 def test_line_42_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
-    monkeypatch.setattr("runs.admin.runs.RunAdmin.list_per_page", 3)
+    monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
     hanging = [str(hanging_run(alice, seconds=1000 - n).id) for n in range(4)]
     others = [a_run(alice) for _ in range(4)]
     pages = [runs_listed(console, p=number) for number in (1, 2, 3)]
@@ -285,7 +285,7 @@ def test_line_42_the_log_is_paged_newest_first(console, alice):
 
 
 async def test_line_42_the_checkpoint_is_shown_as_the_graph_has_it(engine, model, alice, olivia, console):
-    from runs.database import in_thread
+    from runs.foundation.database import in_thread
     from tests.chat.live import eventually
     from tests.fakes import call, say
 
@@ -309,7 +309,7 @@ async def test_line_42_the_checkpoint_is_shown_as_the_graph_has_it(engine, model
 def test_line_42_an_orphan_in_the_checkpoint_is_named():
     from langchain_core.messages import AIMessage, HumanMessage
 
-    from runs.inspection import examine
+    from runs.reading.inspection import examine
 
     asked = AIMessage("", id="a", tool_calls=[{"id": "c1", "name": "pay", "args": {}}])
     found = examine([HumanMessage("go", id="u"), asked], ["tools"])

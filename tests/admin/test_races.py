@@ -6,8 +6,10 @@ import random
 import pytest
 from django.db import connection, transaction
 
-from runs import bus, lifecycle, operators
-from runs.database import in_thread
+from runs import operators
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
+from runs.live import bus
 from runs.models import AuditEntry, Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_EVENT, RunStatus
 from tests.admin.rows import a_run, a_worker, running_run
@@ -29,7 +31,7 @@ async def test_line_44_force_cancel_against_completion_leaves_one_terminal_fact(
 
         async def complete(run=run, delay=delays[0]):
             await asyncio.sleep(delay)
-            return await in_thread(lifecycle.finish, run.id, run.claim, RunStatus.COMPLETED)
+            return await in_thread(transitions.finish, run.id, run.claim, RunStatus.COMPLETED)
 
         async def force(run=run, delay=delays[1]):
             await asyncio.sleep(delay)
@@ -42,7 +44,7 @@ async def test_line_44_force_cancel_against_completion_leaves_one_terminal_fact(
         ]
         assert terminal == [TERMINAL_EVENT[RunStatus(stored.status)]]
         assert forced.changed == (stored.status == RunStatus.CANCELLED)
-        assert (finished == lifecycle.Result.DONE) == (stored.status == RunStatus.COMPLETED)
+        assert (finished == transitions.Result.DONE) == (stored.status == RunStatus.COMPLETED)
         operations = [one.outcome async for one in Cancellation.objects.filter(run=run)]
         assert operations == (["reconciled"] if forced.changed else [])
         entry = await AuditEntry.objects.aget(target=str(run.id))

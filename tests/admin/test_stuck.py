@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.utils import timezone
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import AuditEntry, Run, Session, ToolCall, Worker
 from runs.states import RunStatus
 from tests.admin.conftest import logged_in

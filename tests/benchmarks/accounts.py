@@ -14,7 +14,7 @@ def main(count: int) -> None:
 
     from django.contrib.auth import get_user_model
 
-    from chat.tokens import create_token
+    from chat.access.tokens import create_token
 
     users = [get_user_model().objects.create_user(f"bench{number}") for number in range(count)]
     print(json.dumps([create_token(user, "benchmark") for user in users]))

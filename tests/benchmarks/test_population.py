@@ -10,8 +10,8 @@ from django.db import connection, transaction
 from django.test import Client
 from django.utils import timezone
 
-from runs.admin import filters, hanging, paging, searching
 from runs.admin.base import ConsoleAdmin
+from runs.admin.lists import filters, paging, searching, stuck
 from runs.models import Run, RunEvent
 from runs.states import RunStatus
 from tests.benchmarks.admin_pages import Page, addresses, look_at, table
@@ -40,7 +40,7 @@ def bounds_of_a_test():
             (paging, "LOOKED_THROUGH"),
             (searching, "SESSIONS"),
             (filters, "_SESSIONS"),
-            (hanging, "CALLS"),
+            (stuck, "CALLS"),
         ):
             patched.setattr(place, bound, 30)
         yield

@@ -9,8 +9,8 @@ from typing import Any
 from asgiref.testing import ApplicationCommunicator
 from channels.testing import WebsocketCommunicator
 
-from chat import tokens
-from runs.database import in_thread
+from chat.access import tokens
+from runs.foundation.database import in_thread
 
 # Seconds until a test gives up waiting for what takes moments.
 PATIENT = 20.0

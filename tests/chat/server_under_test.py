@@ -13,8 +13,8 @@ import threading
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
-from chat import listener, server
-from chat.transport import Inbox, Outlet
+from chat.server import listener, server
+from chat.server.transport import Inbox, Outlet
 
 FLOOD = 50 * 1024 * 1024
 CHUNK = b"x" * 16 * 1024

@@ -12,12 +12,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 from langgraph.types import Command
 
-from chat import answers
-from chat.agent import EmptyAnswer, TooManyBrokenCalls, build, build_graph
-from chat.demo_model import DemoModel
-from chat.tools import TOOLS
+from chat.agent import answers
+from chat.agent.demo_model import DemoModel
+from chat.agent.graph import EmptyAnswer, TooManyBrokenCalls, build, build_graph
+from chat.agent.tools import TOOLS
 from runs.agents import policy_of
-from runs.token import CancelToken, current
+from runs.stopping.cancel_token import CancelToken, current
 from tests.fakes import (
     Hold,
     Marks,

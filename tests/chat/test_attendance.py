@@ -8,10 +8,10 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db import OperationalError
 
-from chat import attendance, presence
-from chat.attendance import Attendance
-from chat.logins import Login
-from chat.presence import Kind, Presence
+from chat.access import disconnects, open_connections
+from chat.access.disconnects import Attendance
+from chat.access.logins import Login
+from chat.access.open_connections import Kind, Presence
 from runs import operations
 from runs.errors import DatabaseAway
 from tests.chat.live import eventually
@@ -60,7 +60,7 @@ async def test_a_database_that_is_away_is_no_disconnect(monkeypatch):
         async for _ in attending.events():
             pass
     attending.close()
-    assert not attendance._leaving
+    assert not disconnects._leaving
     assert cancelled == []
 
 
@@ -72,11 +72,11 @@ async def test_who_leaves_while_the_database_is_away_still_takes_the_run_along(m
         if len(asked) < 3:
             raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr(attendance, "in_thread", in_thread)
-    monkeypatch.setattr(attendance, "_ASK_AGAIN", 0.01)
+    monkeypatch.setattr(disconnects, "in_thread", in_thread)
+    monkeypatch.setattr(disconnects, "_ASK_AGAIN", 0.01)
     login = SimpleNamespace(user=None)
     Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True).close()
-    await eventually(lambda: not attendance._leaving)
+    await eventually(lambda: not disconnects._leaving)
     assert asked == [(operations.cancel_run, "run")] * 3
 
 
@@ -86,7 +86,7 @@ async def test_c24_a_request_that_ends_before_its_body_begins_gives_its_place_ba
     attended = asyncio.Event()
 
     async def respond():
-        Attendance(login, presence.enter(Kind.STREAM, login), "run").close_if_cancelled()
+        Attendance(login, open_connections.enter(Kind.STREAM, login), "run").close_if_cancelled()
         attended.set()
         with suppress(asyncio.CancelledError) if swallows else nullcontext():
             await asyncio.Event().wait()
@@ -97,4 +97,4 @@ async def test_c24_a_request_that_ends_before_its_body_begins_gives_its_place_ba
     request.cancel()
     await asyncio.wait({request})
     assert request.cancelled() is not swallows
-    assert presence.count()[Kind.STREAM] == 0
+    assert open_connections.count()[Kind.STREAM] == 0

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from chat import listener
 from chat.cluster import balancer
 from chat.cluster.balancer import Balancer
+from chat.server import listener
 
 LIMIT = 20
 

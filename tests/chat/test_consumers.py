@@ -12,11 +12,12 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.sessions.backends.db import SessionStore
 from django.db import OperationalError
 
-from chat import frames, logins, presence, routing, sockets, tokens
-from runs import follow, operations, settling
-from runs.database import in_thread
-from runs.follow import Event, SessionChanged, SummaryChanged
-from runs.hub import Hub
+from chat.access import logins, open_connections, tokens
+from chat.websocket import frames, routing, sockets
+from runs import operations, process
+from runs.foundation.database import in_thread
+from runs.live import cancel_outcome, follow
+from runs.live.follow import Event, SessionChanged, SummaryChanged
 from runs.models import Run
 from tests.chat.live import PATIENT, Socket, bearer, call, eventually, socket
 from tests.fakes import Hold, Marks, Round, ScriptedModel, plain_graph, say, text, tools
@@ -200,7 +201,7 @@ class TestHandshake:
         }
 
     async def test_line_53_sockets_are_limited_for_each_user(self, engine, alice, bob, session, monkeypatch):
-        monkeypatch.setitem(presence.LIMITS, presence.Kind.SOCKET, 2)
+        monkeypatch.setitem(open_connections.LIMITS, open_connections.Kind.SOCKET, 2)
         async with socket(alice, session), socket(alice):
             assert await self.attempt("/ws/sessions/", await bearer(alice)) == 4429
             async with socket(bob):
@@ -307,7 +308,7 @@ class TestFrames:
             assert await client.closed() == 4429
 
     def test_a_large_frame_costs_more_than_a_small_one(self, monkeypatch):
-        monkeypatch.setattr("chat.sockets.monotonic", lambda: 0.0)
+        monkeypatch.setattr("chat.websocket.sockets.monotonic", lambda: 0.0)
         small, large = sockets.Flow(), sockets.Flow()
         assert sum(small.admits("x") for _ in range(300)) > 5 * sum(
             large.admits("x" * 500_000) for _ in range(300)
@@ -565,10 +566,10 @@ class TestEnds:
             await good.event("run.completed")
             await asyncio.wait(vanished, timeout=PATIENT)
             assert all(task.done() and task.exception() is None for task in vanished)
-            assert presence.count()[presence.Kind.SOCKET] == 1
-            assert Hub.current.followers == 1
+            assert open_connections.count()[open_connections.Kind.SOCKET] == 1
+            assert process.current.hub.followers == 1
             await eventually(lambda: tasks() <= with_good)
-        await eventually(lambda: Hub.current.followers == 0)
+        await eventually(lambda: process.current.hub.followers == 0)
         await eventually(lambda: tasks() <= before | {"watch logins"})
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -582,8 +583,8 @@ class TestEnds:
         async with socket(alice, session) as client:
             await client.say("turn.start", request_id=UNKNOWN, input="x")
             assert await client.closed() == 1011
-        assert presence.count()[presence.Kind.SOCKET] == 0
-        await eventually(lambda: Hub.current.followers == 0)
+        assert open_connections.count()[open_connections.Kind.SOCKET] == 0
+        await eventually(lambda: process.current.hub.followers == 0)
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
     @pytest.mark.parametrize("where", ["following", "a command", "the end of a cancel"])
@@ -597,16 +598,16 @@ class TestEnds:
             caplog.clear()
             if where == "following":
                 monkeypatch.setattr(follow, "_read_session", away)
-                next(iter(Hub.current._sessions[UUID(session)])).expect_loss()
+                next(iter(process.current.hub._sessions[UUID(session)])).expect_loss()
             elif where == "a command":
                 monkeypatch.setattr(operations, "cancel_session", away)
                 await client.say("agent.cancel", session_id=session)
             else:
-                monkeypatch.setattr(settling, "_read", away)
+                monkeypatch.setattr(cancel_outcome, "_read", away)
                 await client.say("agent.cancel", session_id=session)
             assert await client.closed() == 1013
-        assert presence.count()[presence.Kind.SOCKET] == 0
-        await eventually(lambda: Hub.current.followers == 0)
+        assert open_connections.count()[open_connections.Kind.SOCKET] == 0
+        await eventually(lambda: process.current.hub.followers == 0)
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     async def test_c16_a_socket_that_the_server_kills_cleans_up(self, engine, alice, session):
@@ -615,8 +616,8 @@ class TestEnds:
         await client.until("session.state_changed")
         client.future.cancel()
         await asyncio.wait([client.future])
-        assert presence.count()[presence.Kind.SOCKET] == 0
-        await eventually(lambda: Hub.current.followers == 0)
+        assert open_connections.count()[open_connections.Kind.SOCKET] == 0
+        await eventually(lambda: process.current.hub.followers == 0)
 
     async def test_a_deleted_session_is_said_to_be_gone(self, engine, model, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:
@@ -633,7 +634,7 @@ class TestEnds:
 
     async def test_the_server_that_leaves_closes_with_1012(self, engine, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:
-            presence.leave()
+            open_connections.leave()
             assert await client.closed() == 1012
             assert await overview.closed() == 1012
 
@@ -643,8 +644,8 @@ class TestLogin:
 
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch):
-        assert presence.LOGIN_CHECK_INTERVAL < 4  # of the five seconds that are promised
-        monkeypatch.setattr(presence, "LOGIN_CHECK_INTERVAL", 0.05)
+        assert open_connections.LOGIN_CHECK_INTERVAL < 4  # of the five seconds that are promised
+        monkeypatch.setattr(open_connections, "LOGIN_CHECK_INTERVAL", 0.05)
 
     async def with_cookie(self, user) -> dict[str, str]:
         return {**HOST, "origin": "http://chat.example", **await in_thread(cookie_of, user)}
@@ -688,7 +689,7 @@ class TestLogin:
                 raise found
             return found
 
-        monkeypatch.setattr("chat.logins.still_holds", look)
+        monkeypatch.setattr("chat.access.logins.still_holds", look)
         async with socket(alice, session) as client:
             assert await client.closed() == 4401
         assert next(looks, None) is None

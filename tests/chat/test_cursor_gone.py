@@ -2,8 +2,9 @@
 
 import pytest
 
-from runs import operations, pruning
-from runs.database import in_thread
+from runs import operations
+from runs.foundation.database import in_thread
+from runs.log import compaction
 from runs.models import Run
 from runs.states import RunStatus
 from tests.chat.live import Http, bearer, call, eventually, socket, stream
@@ -110,5 +111,5 @@ async def test_the_openai_protocol_says_so_too(engine, session, alice):
 
 
 async def compact(run):
-    done = await in_thread(list, pruning.compact(run.finished_at.replace(year=9999), 1000))
+    done = await in_thread(list, compaction.compact(run.finished_at.replace(year=9999), 1000))
     assert [batch.runs for batch in done] == [1]

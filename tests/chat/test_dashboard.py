@@ -10,8 +10,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import attention, figures
-from runs.admin import dashboard
+from runs.admin.dashboard import figures, page
+from runs.lifecycle import predicates
 from runs.models import DailyTotal, Run, Session, ToolCall, Worker
 from tests.runs.test_figures import add, cancel
 
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def shown(user):
-    found = dashboard.of(user)
+    found = page.of(user)
     return {figure.key: figure for figure in found.figures}, {
         check.name: check.count for check in found.checks
     }
@@ -164,7 +164,7 @@ def test_line_46_workers_are_shown_with_what_they_execute_and_what_straggles(oli
         "Unknown effects": 1,
         "Long queues": 0,
     }
-    assert dashboard.of(olivia).news == (
+    assert page.of(olivia).news == (
         "Needs attention: overdue cancels: 1, dead workers: 1, unknown effects: 1."
     )
     assert run.status == "running"
@@ -172,7 +172,7 @@ def test_line_46_workers_are_shown_with_what_they_execute_and_what_straggles(oli
 
 def test_line_46_each_link_leads_to_the_list_behind_its_figure(client, olivia, session):
     Worker.objects.create(host="a", boot="b", pid=1, pid_started="1", version="1")
-    found = dashboard.of(olivia)
+    found = page.of(olivia)
     links = {check.name: check.url for check in found.checks}
     links |= {figure.title: figure.url for figure in found.figures}
     links |= {
@@ -192,7 +192,7 @@ def test_line_46_as_many_runs_are_stuck_in_the_list_as_in_the_figure(client, oli
     for _ in range(3):
         add(Session.objects.create(owner=alice, agent="assistant"), None, "running")
     client.force_login(olivia)
-    check = next(check for check in dashboard.of(olivia).checks if check.name == "Stuck runs")
+    check = next(check for check in page.of(olivia).checks if check.name == "Stuck runs")
     assert len(client.get(check.url).context["cl"].result_list) == check.count == 3
 
 
@@ -207,7 +207,7 @@ def queue_of(owner, length, **fields):
 
 def test_a_queue_that_nobody_takes_is_told_with_what_to_do_about_it(olivia, alice):
     def check():
-        return next(check for check in dashboard.of(olivia).checks if check.name == "Turns nobody takes")
+        return next(check for check in page.of(olivia).checks if check.name == "Turns nobody takes")
 
     queue_of(alice, 2)
     none = "There is none that could: start one, or cancel what nobody should wait for."
@@ -222,7 +222,7 @@ def test_a_queue_that_nobody_takes_is_told_with_what_to_do_about_it(olivia, alic
 def test_an_interrupted_turn_is_counted_and_listed_until_somebody_decides(client, olivia, session):
     run = add(session, timezone.now(), "interrupted")
     add(session, timezone.now() - timedelta(days=2), "interrupted")
-    check = next(check for check in dashboard.of(olivia).checks if check.name == "Interrupted turns")
+    check = next(check for check in page.of(olivia).checks if check.name == "Interrupted turns")
     client.force_login(olivia)
     listed = client.get(check.url).context["cl"].result_list
     assert (check.count, [one.id for one in listed]) == (1, [run.id])
@@ -231,7 +231,7 @@ def test_an_interrupted_turn_is_counted_and_listed_until_somebody_decides(client
 def test_a_long_queue_leads_to_the_turns_in_it(client, olivia, alice):
     long = queue_of(alice, 5)
     queue_of(alice, 4)
-    check = next(check for check in dashboard.of(olivia).checks if check.name == "Long queues")
+    check = next(check for check in page.of(olivia).checks if check.name == "Long queues")
     client.force_login(olivia)
     listed = client.get(check.url).context["cl"].result_list
     assert (check.count, [one.session_id for one in listed]) == (1, [long.id] * 5)
@@ -240,11 +240,11 @@ def test_a_long_queue_leads_to_the_turns_in_it(client, olivia, alice):
 def test_c37_what_needs_attention_is_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
     queue_of(alice, 6)
     client.force_login(olivia)
-    monkeypatch.setattr(dashboard, "COUNTED", 4)
-    monkeypatch.setattr(attention, "QUEUED_LOOKED_AT", 5)
-    page = " ".join(client.get("/admin/dashboard/").content.decode().split())
-    assert "! at least 4" in page
-    assert "turns nobody takes: at least 4, long queues: at least 1" in page
+    monkeypatch.setattr(page, "COUNTED", 4)
+    monkeypatch.setattr(predicates, "QUEUED_LOOKED_AT", 5)
+    text = " ".join(client.get("/admin/dashboard/").content.decode().split())
+    assert "! at least 4" in text
+    assert "turns nobody takes: at least 4, long queues: at least 1" in text
 
 
 def test_many_agents_share_the_last_colour(olivia, alice):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 
-from chat.demo_model import DemoModel
+from chat.agent.demo_model import DemoModel
+from chat.agent.tools import TOOLS
 from chat.rendering import render_markdown
-from chat.tools import TOOLS
 
 FAST = 100_000
 

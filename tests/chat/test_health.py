@@ -3,8 +3,8 @@
 import pytest
 from channels.layers import get_channel_layer
 
-from chat import health
-from runs.database import in_thread
+from chat.monitoring import health
+from runs.foundation.database import in_thread
 from runs.models import Worker
 from tests.chat.live import PATIENT, Answer, Http
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chat.json_logs import JsonFormatter
-from runs import log_context, operations
-from runs.database import in_thread
+from chat.monitoring.json_logs import JsonFormatter
+from runs import operations
+from runs.foundation import log_context
+from runs.foundation.database import in_thread
 from tests.fakes import Failure, Round, ScriptedModel, plain_graph
 from tests.runs.waiting import terminal
 
@@ -48,13 +49,13 @@ async def test_lines_of_a_run_name_it_its_session_and_its_worker(engine, alice, 
             written.append(json.loads(JsonFormatter().format(record)))
 
     collector = Collector()
-    logging.getLogger("runs.execution").addHandler(collector)
+    logging.getLogger("runs.worker.execution").addHandler(collector)
     try:
         session = (await in_thread(operations.create_session, alice))["id"]
         run_id = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
         await terminal(run_id)
     finally:
-        logging.getLogger("runs.execution").removeHandler(collector)
+        logging.getLogger("runs.worker.execution").removeHandler(collector)
     failed = next(found for found in written if "failed" in found["message"])
     assert (failed["run"], failed["session"], failed["worker"]) == (run_id, session, str(engine.id))
     assert log_context.ids().get("run") is None  # and those of nobody else

@@ -6,7 +6,7 @@ import pytest
 from django.db import OperationalError
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.metrics import REGISTRY
 from tests.chat.live import PATIENT, Answer, Http, bearer, eventually, socket
 from tests.chat.openai.completions import complete
@@ -80,7 +80,7 @@ async def test_what_is_open_now_is_a_gauge(engine, model, alice):
 
 
 async def test_without_the_database_the_rest_is_told(engine, monkeypatch):
-    from chat import metrics
+    from chat.monitoring import metrics
 
     class Down:
         def filter(self, **_):

@@ -7,9 +7,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from langchain_core.messages import HumanMessage
 
-from chat.demo_model import DemoModel
-from chat.model import chat_model, is_demo
-from chat.titles import title_of_turn
+from chat.agent.demo_model import DemoModel
+from chat.agent.model import chat_model, is_demo
+from chat.agent.titles import title_of_turn
 from tests.fakes import Failure, Round, Script, ScriptedProvider, Usage, say
 
 

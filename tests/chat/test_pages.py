@@ -13,10 +13,11 @@ from django.test import AsyncClient, Client
 from django.utils.html import escape
 from langchain_core.messages import AIMessage, HumanMessage
 
-from chat import rendering, tokens
+from chat import rendering
+from chat.access import tokens
 from chat.templatetags.transcript import settled
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Run, Session
 from runs.states import Origin
 from tests.chat.live import Http, eventually
@@ -529,7 +530,7 @@ async def test_while_the_database_is_away_a_page_says_so(as_alice, monkeypatch, 
     def away(*args, **options):
         raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr("chat.session_list.read", away)
+    monkeypatch.setattr("chat.pages.session_list.read", away)
     answer = await as_alice.get("/chat/list/", headers={"accept": accept})
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"

@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from chat import frames
+from chat.access.throttles import Throttled
 from chat.api import shapes
 from chat.api.schema import description
-from chat.throttles import Throttled
-from runs import errors, follow
+from chat.websocket import frames
+from runs import errors
 from runs.errors import EngineError
+from runs.live import follow
 from tests.chat.test_commands import introduction, run  # noqa: F401  run is a fixture
 from tests.test_docs import section
 
@@ -84,7 +85,7 @@ def test_the_table_of_frames_names_every_frame_a_socket_sends():
 def test_the_table_of_close_codes_names_every_code_that_is_used():
     used = {
         node.value
-        for name in ("consumers", "sockets", "transport")
+        for name in ("websocket/consumers", "websocket/sockets", "server/transport")
         for node in ast.walk(ast.parse((ROOT / "chat" / f"{name}.py").read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, int)
         if 1000 <= node.value <= 1015 or 4000 <= node.value <= 4999

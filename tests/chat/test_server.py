@@ -17,8 +17,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from chat.listener import CannotListen, bind
-from chat.transport import MAX_MESSAGE, MAX_WAITING_MESSAGES
+from chat.server.listener import CannotListen, bind
+from chat.server.transport import MAX_MESSAGE, MAX_WAITING_MESSAGES
 from tests.chat.server_under_test import CHUNK, FLOOD
 
 ROOT = Path(__file__).resolve().parents[2]

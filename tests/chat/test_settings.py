@@ -47,7 +47,7 @@ WRONG = [
     ("AGENTS", "assistant", "must be a JSON object such as"),
     ("AGENTS", "{}", "must be a JSON object such as"),
     ("AGENTS", '["chat.agent:build_graph"]', "must be a JSON object such as"),
-    ("AGENTS", '{"assistant": "chat.agent"}', "must be a JSON object such as"),
+    ("AGENTS", '{"assistant": "chat.agent.graph"}', "must be a JSON object such as"),
     ("AGENTS", '{"assistant": 1}', "must be a JSON object such as"),
     ("AGENT_MODEL", "gpt", "must be demo, openai:<model> or anthropic:<model>, not 'gpt'"),
     ("AGENT_MODEL", "openai:", "must be demo, openai:<model> or anthropic:<model>"),

@@ -1,4 +1,4 @@
-"""Whatever a process has tethered to itself ends with it, however it ends."""
+"""Whatever a process has bound to itself ends with it, however it ends."""
 
 import subprocess
 import sys
@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chat.cluster import tether
+from chat.cluster import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 20
 
-# Starts "sleep" on a tether, tells its process id, and waits to be killed.
+# Starts "sleep" that ends with its parent, tells its process id, and waits to be killed.
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen([*sys.argv[1:], str(os.getpid()), "SIGKILL", "", "sleep", "120"])
@@ -23,17 +23,17 @@ sys.stdin.read()
 ELSEWHERE = """
 import sys
 sys.platform = "elsewhere"
-from chat.cluster import tether
-tether.main(int(sys.argv[1]), tether.signal.Signals[sys.argv[2]], sys.argv[3], sys.argv[4:])
+from chat.cluster import end_with_parent
+end_with_parent.main(int(sys.argv[1]), end_with_parent.signal.Signals[sys.argv[2]], sys.argv[3], sys.argv[4:])
 """
 WAYS = {
-    "by the kernel": [sys.executable, "-I", "-S", tether.__file__],
+    "by the kernel": [sys.executable, "-I", "-S", end_with_parent.__file__],
     "by a guard": [sys.executable, "-c", ELSEWHERE],
 }
 
 
 @pytest.fixture(params=WAYS)
-def tethered(request):
+def ends_with_parent(request):
     """The parent, and the processes that hang on it once "sleep" is one of them."""
     command = [sys.executable, "-c", PARENT, *WAYS[request.param]]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -61,14 +61,14 @@ def works(process):
         return False
 
 
-def test_kill_9_of_the_parent_leaves_nothing(tethered):
-    parent, processes = tethered
+def test_kill_9_of_the_parent_leaves_nothing(ends_with_parent):
+    parent, processes = ends_with_parent
     parent.kill()
     assert gone(processes)
 
 
-def test_a_signal_arrives_at_what_is_tethered(tethered):
-    _parent, processes = tethered
+def test_a_signal_arrives_at_what_is_tethered(ends_with_parent):
+    _parent, processes = ends_with_parent
     processes[0].terminate()
     assert gone(processes)
 

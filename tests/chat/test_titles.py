@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from chat import titles
-from chat.titles import generate_title, title_of_turn
+from chat.agent import titles
+from chat.agent.titles import generate_title, title_of_turn
 from tests.fakes import Failure, Round, ScriptedModel, Silence, say, text
 
 

@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from chat import tokens
+from chat.access import tokens
 from chat.models import ApiToken
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -12,10 +12,10 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
-from chat.agent import build
-from chat.arithmetic import NotArithmetic, evaluate
-from chat.tools import IDEMPOTENT, MAX_NUMBER, MAX_WAIT, TOOLS
-from runs.token import CancelToken, RunCancelled, current
+from chat.agent.arithmetic import NotArithmetic, evaluate
+from chat.agent.graph import build
+from chat.agent.tools import IDEMPOTENT, MAX_NUMBER, MAX_WAIT, TOOLS
+from runs.stopping.cancel_token import CancelToken, RunCancelled, current
 from tests.fakes import ScriptedModel, call, say
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}

@@ -4,10 +4,10 @@ from typing import Any
 
 from langgraph.graph.state import StateGraph
 
-from chat.agent import build
-from chat.model import chat_model
-from chat.titles import title_of_turn
-from chat.tools import TOOLS
+from chat.agent.graph import build
+from chat.agent.model import chat_model
+from chat.agent.titles import title_of_turn
+from chat.agent.tools import TOOLS
 from runs.agents import agent
 from tests.fakes.tools import Marks, ask_tool, slow_sync_tool
 

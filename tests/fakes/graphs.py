@@ -24,7 +24,7 @@ class DeltaState(TypedDict):
 
 def agent_graph(model: BaseChatModel, tools: Sequence[BaseTool] = ()) -> StateGraph[Any]:
     """The product's own agent with this model and these tools."""
-    from chat.agent import build  # here, so that the engine's tests run without the product
+    from chat.agent.graph import build  # here, so that the engine's tests run without the product
 
     return build(model, tools)
 

@@ -10,8 +10,8 @@ import time
 
 import httpx
 
+from runs.log.transcript import NOTES
 from runs.states import RunStatus
-from runs.transcript import NOTES
 from tests.processes.deployment import open_files, threads
 from tests.processes.followers import ENDS, print_of
 from tests.processes.load import by_text

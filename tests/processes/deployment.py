@@ -20,7 +20,7 @@ from tests.processes.server import PATIENT, ROOT
 from tests.services import PostgreSQL, Redis, throw_away
 
 HEARTBEAT = 0.75
-MISSED_BEATS = 4  # as in runs.liveness
+MISSED_BEATS = 4  # as in runs.lifecycle.liveness
 DRAIN = 3
 # Four processes with all their pools, and those of the dead that the server has not noticed yet.
 MAX_CONNECTIONS = 300

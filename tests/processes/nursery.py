@@ -60,7 +60,7 @@ def import_all():
         "psycopg_pool",
         "project.asgi",
         "project.urls",
-        "runs.worker",
+        "runs.worker.supervisor",
         "tests.processes.turns",
     ):
         import_module(name)

@@ -2,20 +2,19 @@
 
 from contextlib import asynccontextmanager
 
-from runs import follow
-from runs.bus import Bus
-from runs.hub import Hub
+from runs.live import follow
+from runs.live.bus import Bus
+from runs.live.hub import Hub
 
 
 @asynccontextmanager
 async def followed_from_afar(engine):
     """Whoever begins to follow meanwhile hears of the engine over its channel layer alone."""
     bus = await Bus.open()
-    Bus.current = engine.bus
-    hub = Hub.open(bus, follow.snapshots)
+    near, engine.hub = engine.hub, Hub.open(bus, follow.snapshots)
     try:
         yield
     finally:
-        await hub.close()
+        await engine.hub.close()
         await bus.close()
-        Hub.current = engine.hub
+        engine.hub = near

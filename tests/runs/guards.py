@@ -8,45 +8,43 @@ import inspect
 import sys
 import textwrap
 
-from runs import (
+from runs.lifecycle import (
     admission,
-    calls,
     cancellation,
-    closing,
+    closing_events,
     dispatch,
-    events,
-    lifecycle,
     liveness,
-    notices,
-    reconciliation,
-    recovery,
     statistics,
-    turns,
-    writer,
+    transitions,
 )
-from runs.checkpoints import gate, saver
+from runs.live import notices
+from runs.log import events, tool_calls, writer
+from runs.memory.checkpoints import gate, saver
+from runs.recovery import reconciliation, sweep
+from runs.wire import statistics as numbers
+from runs.worker import graph_input
 from tests.runs.lives import Lives
 from tests.runs.writes import Writes
 
 ONE_TERMINAL_FACT = {
     "an ended run ends again": (
-        lifecycle._owned,
+        transitions._owned,
         "run.status != RunStatus.RUNNING or run.claim != claim",
         "run.claim != claim",
     ),
-    "an earlier claim ends the run": (lifecycle._owned, " or run.claim != claim", ""),
+    "an earlier claim ends the run": (transitions._owned, " or run.claim != claim", ""),
     "a sweep takes what its worker executes no more": (
-        lifecycle.interrupt,
+        transitions.interrupt,
         "run.status != RunStatus.RUNNING or run.worker_id != worker_id",
         "run.worker_id != worker_id",
     ),
-    "a sweep takes the run of another worker": (lifecycle.interrupt, " or run.worker_id != worker_id", ""),
+    "a sweep takes the run of another worker": (transitions.interrupt, " or run.worker_id != worker_id", ""),
     "a cancel ends an ended run": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "if run.status in TERMINAL:",
         "if run.status == RunStatus.CANCELLED:",
     ),
-    "a force-cancel ends an ended run": (lifecycle.force_cancel, "if run.status in TERMINAL:", "if False:"),
+    "a force-cancel ends an ended run": (transitions.force_cancel, "if run.status in TERMINAL:", "if False:"),
     "reconciling takes the run of a living worker": (
         reconciliation._running,
         "if run.worker is not None and not liveness.is_dead(run.worker):",
@@ -56,42 +54,42 @@ ONE_TERMINAL_FACT = {
 
 AN_ACCEPTED_CANCEL_WINS = {
     "a completion overrules an accepted cancel": (
-        lifecycle.finish,
+        transitions.finish,
         "run.cancel_requested_at is not None and",
         "False and",
     ),
     "a question overrules an accepted cancel": (
-        lifecycle.wait,
+        transitions.wait,
         "run.cancel_requested_at is not None",
         "False",
     ),
     "a sweep overrules an accepted cancel": (
-        lifecycle._end,
+        transitions._end,
         "if run.cancel_requested_at is not None and status",
         "if False and status",
     ),
     "a cancel of a queued run waits": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "if run.status != RunStatus.RUNNING:",
         "if run.status == RunStatus.WAITING:",
     ),
     "a cancel of a waiting run waits": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "if run.status != RunStatus.RUNNING:",
         "if run.status == RunStatus.QUEUED:",
     ),
     "a second acceptance moves the time of the first": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "run.cancel_requested_at = run.cancel_requested_at or now",
         "run.cancel_requested_at = now",
     ),
     "a force-cancel moves the time of the first acceptance": (
-        lifecycle.force_cancel,
+        transitions.force_cancel,
         "run.cancel_requested_at = run.cancel_requested_at or now",
         "run.cancel_requested_at = now",
     ),
     "a session's cancel spares the queue": (
-        lifecycle.request_session_cancel,
+        transitions.request_session_cancel,
         "status__in=ACTIVE",
         "status__in=(RunStatus.RUNNING, RunStatus.WAITING)",
     ),
@@ -101,7 +99,7 @@ AN_ACCEPTED_CANCEL_WINS = {
         "pass",
     ),
     "the worker is not told to stop": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "notices.stop_execution(run, fenced=False)",
         "pass",
     ),
@@ -109,17 +107,17 @@ AN_ACCEPTED_CANCEL_WINS = {
 
 ONE_OPERATION = {
     "a second cancel is a second operation": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "if operation is None or operation.run_id != run.id:",
         "if True:",
     ),
     "a force-cancel is a second operation": (
-        lifecycle.force_cancel,
+        transitions.force_cancel,
         " and cancellation.unsettled(session) is None",
         "",
     ),
     "a session's cancel answers with the queue's": (
-        lifecycle.request_session_cancel,
+        transitions.request_session_cancel,
         "key=lambda run: run.status == RunStatus.QUEUED",
         "key=lambda run: run.status != RunStatus.QUEUED",
     ),
@@ -154,29 +152,29 @@ PENDING_IS_DERIVED = {
 }
 
 NOBODY_WAITS_FOR_EVER = {
-    "an ending leaves its cancel unsettled": (lifecycle._settle, "if operation is not None:", "if False:"),
+    "an ending leaves its cancel unsettled": (transitions._settle, "if operation is not None:", "if False:"),
     "a cancel of a dead worker's run waits": (
-        lifecycle.request_cancel,
+        transitions.request_cancel,
         "if run.worker is None or liveness.is_dead(run.worker):",
         "if False:",
     ),
     "an overdue cancel is not settled": (
-        lifecycle.time_out_cancellation,
+        transitions.time_out_cancellation,
         "cancellation.settle(session, overdue, CancelOutcome.TIMED_OUT)",
         "pass",
     ),
     "a late sweep settles the next cancel": (
-        lifecycle.time_out_cancellation,
+        transitions.time_out_cancellation,
         " or overdue.id != cancellation_id",
         "",
     ),
     "a sweep settles what is not overdue": (
-        recovery.overdue_cancellations,
+        sweep.overdue_cancellations,
         "accepted_at__lt=Now() - limit",
         "accepted_at__isnull=False",
     ),
     "the end of a run whose cancel had timed out names none": (
-        lifecycle._settle,
+        transitions._settle,
         "(late := _cancellation_of(run)) is not None",
         "(late := None) is not None",
     ),
@@ -186,7 +184,7 @@ NOBODY_WAITS_FOR_EVER = {
         "worker.id in silent_ids",
     ),
     "the sweep forgets runs without a worker": (
-        recovery._end_orphans,
+        sweep._end_orphans,
         'swept.runs_interrupted += interrupt_lost(orphans.values_list("id", flat=True), None)',
         "pass",
     ),
@@ -220,7 +218,7 @@ LOG_THEN_TELL = {
     ),
     "what is in the queue is told": (events.record, "if run.position is not None:", "if True:"),
     "that a run was queued is never told": (
-        lifecycle._leave_queue,
+        transitions._leave_queue,
         "transaction.on_commit(lambda: events.publish(run.session_id, run.id, position, 1, told))",
         "pass",
     ),
@@ -235,16 +233,16 @@ NO_WORK_AFTER_THE_END = {
     ),
     "the log takes events of an earlier claim": (writer._commit, " or row[2] != log.claim", ""),
     "the log takes events of an ended run": (writer._commit, " or row[1] != RunStatus.RUNNING", ""),
-    "a claim does not raise its number": (lifecycle.claim, "run.claim += 1", "run.claim = 1"),
+    "a claim does not raise its number": (transitions.claim, "run.claim += 1", "run.claim = 1"),
     "a running run is claimed again": (
-        lifecycle._next_in_line,
+        transitions._next_in_line,
         "status == RunStatus.WAITING and answers is not None",
         "answers is not None",
     ),
-    "a worker that is taken for dead is given a run": (lifecycle.claim, "if worker is None:", "if False:"),
-    "a force-cancel leaves the saver open": (lifecycle.force_cancel, "dispatch.seal(run.id)", "pass"),
-    "open calls stay open at the end": (calls.close_open, "status=ToolStatus.RUNNING", "status=None"),
-    "a straggler changes what was known": (lifecycle.straggler_ended, ", effect=Effect.UNKNOWN", ""),
+    "a worker that is taken for dead is given a run": (transitions.claim, "if worker is None:", "if False:"),
+    "a force-cancel leaves the saver open": (transitions.force_cancel, "dispatch.seal(run.id)", "pass"),
+    "open calls stay open at the end": (tool_calls.close_open, "status=ToolStatus.RUNNING", "status=None"),
+    "a straggler changes what was known": (transitions.straggler_ended, ", effect=Effect.UNKNOWN", ""),
 }
 
 # Of the same invariant, what holds checkpoints back; on SQLite there is nothing else.
@@ -304,7 +302,7 @@ NO_CHECKPOINT_AFTER_THE_END = {
 NUMBERS_ARE_TRUE = {
     "estimates of open calls are forgotten at the end": (
         statistics.close,
-        "run.input_tokens = _sum(run.input_tokens, run.open_input_tokens)",
+        "run.input_tokens = sum_known(run.input_tokens, run.open_input_tokens)",
         "pass",
     ),
     "estimates are not marked": (statistics.close, "run.tokens_estimated = True", "pass"),
@@ -324,38 +322,38 @@ NUMBERS_ARE_TRUE = {
         "%s",
     ),
     "calls closed at the end are no messages": (
-        lifecycle._end,
+        transitions._end,
         "run.message_count += closing.messages_in(owed)",
         "pass",
     ),
     "a resumed turn counts its message again": (
-        lifecycle.enqueue,
+        transitions.enqueue,
         "run.message_count = 0 if run.resumes_id else 1",
         "run.message_count = 1",
     ),
     "the time until an answer counts": (
-        lifecycle.claim,
+        transitions.claim,
         "run.claimed_at = now",
         "run.claimed_at = run.started_at",
     ),
     "the last stretch is not counted": (
-        lifecycle._end,
+        transitions._end,
         "elif before == RunStatus.RUNNING:",
         "elif False:",
     ),
     "the time before a question is not counted": (
-        lifecycle.wait,
+        transitions.wait,
         "statistics.pause(run, timezone.now())",
         "run.claimed_at = None",
     ),
     "the time that a lost execution was silent counts": (
-        lifecycle._end,
+        transitions._end,
         "run.last_event_at if lost else now",
         "now",
     ),
     "a session does not count calls in progress": (
-        statistics._of_row,
-        '_sum(row["total_output_tokens"], row["open_output"])',
+        numbers._of_row,
+        'sum_known(row["total_output_tokens"], row["open_output"])',
         'row["total_output_tokens"]',
     ),
 }
@@ -367,50 +365,50 @@ HISTORY_IS_SENDABLE = {
         "pass",
     ),
     "a call whose id was used before is the old one": (
-        calls._project,
+        tool_calls._project,
         'ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()',
         "pass",
     ),
     "what may be continued is closed": (
-        closing.owed,
+        closing_events.owed,
         "resumable=run.status == RunStatus.INTERRUPTED",
         "resumable=False",
     ),
     "a call that never began may have worked": (
-        calls.close_open,
+        tool_calls.close_open,
         "Effect.UNKNOWN if call.started_at or lost else Effect.NONE",
         "Effect.UNKNOWN",
     ),
     "a call that a lost run may have begun did nothing": (
-        calls.close_open,
+        tool_calls.close_open,
         "call.started_at or lost",
         "call.started_at",
     ),
     "an interrupted call that a lost run may have begun did nothing": (
-        calls.close_open,
+        tool_calls.close_open,
         "if lost:",
         "if False:",
     ),
     "an interrupted call that never began may have worked": (
-        calls.close_open,
+        tool_calls.close_open,
         "then=Value(Effect.NONE)",
         "then=Value(Effect.UNKNOWN)",
     ),
-    "a turn ends without an answer": (closing.owed, "entries += _note(run)", "pass"),
-    "every end counts as repaired": (lifecycle._end, "run.repaired = repaired", "run.repaired = True"),
-    "what is retried stays in the history": (lifecycle.resolve, ", repaired=False", ""),
+    "a turn ends without an answer": (closing_events.owed, "entries += _note(run)", "pass"),
+    "every end counts as repaired": (transitions._end, "run.repaired = repaired", "run.repaired = True"),
+    "what is retried stays in the history": (transitions.resolve, ", repaired=False", ""),
     "a turn that resumes takes the history for repaired": (
-        turns.load,
+        graph_input.load,
         "    _load_earlier(turn)",
         "    if not continues:\n        _load_earlier(turn)",
     ),
     "a turn that resumes takes those behind its beginning for earlier ones": (
-        turns._load_earlier,
+        graph_input._load_earlier,
         "_unrepaired(first.session_id, first.position)",
         "_unrepaired(first.session_id, turn.run.position)",
     ),
     "half a turn is retried": (
-        lifecycle.resolve,
+        transitions.resolve,
         "Run.objects.filter(session=session, message_id=run.message_id)",
         "Run.objects.filter(id=run.id)",
     ),
@@ -418,63 +416,63 @@ HISTORY_IS_SENDABLE = {
 
 # Without these there is no order in which the invariants could hold.
 THE_LINE = {
-    "the last in line is claimed first": (lifecycle._next_in_line, "line[0][1]", "line[-1][1]"),
+    "the last in line is claimed first": (transitions._next_in_line, "line[0][1]", "line[-1][1]"),
     "an undecided turn does not hold the queue": (
-        lifecycle._next_in_line,
+        transitions._next_in_line,
         "_line(session.id)",
         "[one for one in _line(session.id) if one[2] in ACTIVE]",
     ),
     "a cancel in the queue takes a decision away": (
-        lifecycle.unresolved_interruption,
+        transitions.unresolved_interruption,
         "filter(session=session)",
         "filter(session=session, position=session.last_position)",
     ),
     "an answered run is never claimed again": (
-        lifecycle._next_in_line,
+        transitions._next_in_line,
         "status == RunStatus.WAITING and answers is not None",
         "False",
     ),
     "a question is claimed before its answer": (
-        lifecycle._next_in_line,
+        transitions._next_in_line,
         "status == RunStatus.WAITING and answers is not None",
         "status == RunStatus.WAITING",
     ),
     "a run is claimed beside another": (
-        lifecycle._next_in_line,
+        transitions._next_in_line,
         "if status != RunStatus.QUEUED:",
         "if status == RunStatus.WAITING:",
     ),
-    "an answered run starts again": (lifecycle.claim, "if first_claim:", "if True:"),
+    "an answered run starts again": (transitions.claim, "if first_claim:", "if True:"),
     "what goes on has to queue": (
-        lifecycle.enqueue,
+        transitions.enqueue,
         "-session.last_line if head else session.last_line",
         "session.last_line",
     ),
-    "a question is answered twice": (lifecycle.answer, " or run.answers is not None", ""),
-    "what does not wait is answered": (lifecycle.answer, "run.status != RunStatus.WAITING or ", ""),
-    "half an answer is enough": (lifecycle.answer, "if set(answers) != asked:", "if False:"),
-    "an old answer is taken for the next question": (lifecycle.wait, "run.answers = None", "pass"),
+    "a question is answered twice": (transitions.answer, " or run.answers is not None", ""),
+    "what does not wait is answered": (transitions.answer, "run.status != RunStatus.WAITING or ", ""),
+    "half an answer is enough": (transitions.answer, "if set(answers) != asked:", "if False:"),
+    "an old answer is taken for the next question": (transitions.wait, "run.answers = None", "pass"),
     "a decision about another run is taken": (
-        lifecycle.resolve,
+        transitions.resolve,
         "is_open = run.id == undecided.id",
         "is_open = True",
     ),
     "a retry is taken twice": (
-        lifecycle.resolve,
+        transitions.resolve,
         " and run.resolution in (None, Resolution.DISMISSED)",
         "",
     ),
     "any ended run can be resumed": (
-        lifecycle.resolve,
+        transitions.resolve,
         "is_open = retried and is_latest",
         "is_open = is_latest",
     ),
     "an earlier turn can be retried": (
-        lifecycle.resolve,
+        transitions.resolve,
         "run.position == session.last_position and run.status in TERMINAL",
         "run.status in TERMINAL",
     ),
-    "a turn that goes on can be retried": (lifecycle.resolve, " and run.status in TERMINAL", ""),
+    "a turn that goes on can be retried": (transitions.resolve, " and run.status in TERMINAL", ""),
     "a new message leaves an interrupted turn undecided": (
         admission.admit,
         "if interrupted.status == RunStatus.INTERRUPTED:",
@@ -496,22 +494,22 @@ THE_LINE = {
         "if queued >= settings.RUNS_QUEUE_LIMIT:",
         "if False:",
     ),
-    "a new turn is not offered": (lifecycle.enqueue, "dispatch.request(session.id)", "pass"),
-    "an answer is not offered": (lifecycle.answer, "dispatch.request(session.id)", "pass"),
-    "a decision is not offered": (lifecycle.resolve, "dispatch.request(session.id)", "pass"),
-    "the end of a turn does not offer the next": (lifecycle._end, "dispatch.request(session.id)", "pass"),
+    "a new turn is not offered": (transitions.enqueue, "dispatch.request(session.id)", "pass"),
+    "an answer is not offered": (transitions.answer, "dispatch.request(session.id)", "pass"),
+    "a decision is not offered": (transitions.resolve, "dispatch.request(session.id)", "pass"),
+    "the end of a turn does not offer the next": (transitions._end, "dispatch.request(session.id)", "pass"),
     "a session is offered before the commit": (
         dispatch.request,
         "transaction.on_commit(lambda: offer(session_id))",
         "offer(session_id)",
     ),
     "the sweep forgets answered runs": (
-        recovery._offer_waiting_sessions,
+        sweep._offer_waiting_sessions,
         "answers__isnull=False",
         "answers__isnull=True",
     ),
     "the sweep forgets the queue": (
-        recovery._offer_waiting_sessions,
+        sweep._offer_waiting_sessions,
         "(Exists(queued) & ~Exists(occupied) & ~Exists(undecided))",
         "Exists(answered)",
     ),

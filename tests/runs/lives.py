@@ -15,10 +15,12 @@ from django.conf import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runs import admission, events, lifecycle, liveness, reconciliation, recovery, turns, writer
 from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
-from runs.lifecycle import Error, Result
+from runs.lifecycle import admission, liveness, transitions
+from runs.lifecycle.transitions import Error, Result
+from runs.log import writer
 from runs.models import Cancellation, Run, Worker
+from runs.recovery import reconciliation, sweep
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -31,6 +33,8 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
+from runs.wire import encoding
+from runs.worker import graph_input
 from tests.runs.servers import NO_PROCESS
 from tests.runs.truths import Truths, claimable, undecided, undone
 
@@ -158,7 +162,7 @@ class Lives(Truths, RuleBasedStateMachine):
             return
         may = run.status == RunStatus.WAITING and run.answers is None
         try:
-            lifecycle.answer(run.id, {"q": "yes"} if whole else {}, self.user)
+            transitions.answer(run.id, {"q": "yes"} if whole else {}, self.user)
         except NotWaiting:
             assert not may, "an answer was refused for no reason"
         except Invalid:
@@ -205,7 +209,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in of], i)
         if run is None:
             return
-        operation = lifecycle.request_cancel(run.id, **self.who("user"))
+        operation = transitions.request_cancel(run.id, **self.who("user"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL and run.status != RunStatus.CANCELLED:
             assert operation is None, "a cancel of what had ended was recorded"
@@ -224,7 +228,7 @@ class Lives(Truths, RuleBasedStateMachine):
     @step(1, n=SESSION)
     def cancel_session(self, n):
         active = [run for run in self.of(n) if run.status in ACTIVE]
-        operation = lifecycle.request_session_cancel(self.sessions[n], **self.who("user"))
+        operation = transitions.request_session_cancel(self.sessions[n], **self.who("user"))
         for run in Run.objects.filter(id__in=[run.id for run in active]):
             assert run.cancel_requested_at is not None, f"{run.status} survived the session's cancel"
         first = [run for run in active if run.status in OCCUPYING] or sorted(active, key=line)
@@ -236,7 +240,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in ACTIVE] or self.of(n), i)
         if run is None:
             return
-        operation = lifecycle.force_cancel(run.id, **self.who("operator"))
+        operation = transitions.force_cancel(run.id, **self.who("operator"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL:
             assert (operation is not None) == (run.status == RunStatus.CANCELLED), "an end was rewritten"
@@ -281,7 +285,7 @@ class Lives(Truths, RuleBasedStateMachine):
     def take(self, n, w):
         """The execution of what is first in line, by this worker; None if there is nothing to do."""
         expected, worker = claimable(self.of(n)), self.worker(w)
-        run = lifecycle.claim(self.sessions[n], worker)
+        run = transitions.claim(self.sessions[n], worker)
         is_known = Worker.objects.filter(id=worker).exists()
         if run is None:
             assert expected is None or not is_known, "what is first in line could not be claimed"
@@ -301,7 +305,7 @@ class Lives(Truths, RuleBasedStateMachine):
             return
         execution.begun = True
         run = Run.objects.get(id=execution.run_id)
-        turn = turns.load(run)
+        turn = graph_input.load(run)
         history = self.histories[run.session_id]
         if run.message_id in history:
             assert not turn.unrepaired, "a turn is under way on a history that is not in order"
@@ -309,7 +313,7 @@ class Lives(Truths, RuleBasedStateMachine):
         history |= {said.user.id: True for said in turn.earlier}
         for message in turn.dropped:
             history.pop(message, None)
-        lifecycle.mark_repaired(turn.unrepaired)
+        transitions.mark_repaired(turn.unrepaired)
         first = Run.objects.filter(session=run.session_id, message_id=run.message_id).earliest("position")
         ended = Run.objects.filter(session=run.session_id, status__in=TERMINAL, position__lt=first.position)
         said = {one.message_id: True for one in ended if one.resolution != Resolution.RETRIED}
@@ -381,13 +385,13 @@ class Lives(Truths, RuleBasedStateMachine):
             self.write_together([execution], kinds)
             return owns
         if what == "wait":
-            done = lifecycle.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
+            done = transitions.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
             if done is Result.DONE:
                 assert Run.objects.get(id=execution.run_id).answers is None, "an old answer to a new question"
         elif what == RunStatus.CANCELLED and not asked:
             return False  # an execution ends cancelled only when it was asked to
         else:
-            done = lifecycle.finish(
+            done = transitions.finish(
                 execution.run_id,
                 execution.claim,
                 what,
@@ -415,7 +419,7 @@ class Lives(Truths, RuleBasedStateMachine):
         known = [call for calls in self.calls.values() for call in calls]
         call = self.pick([call for call in known if call.effect == Effect.UNKNOWN] or known, i)
         if call is not None:
-            lifecycle.straggler_ended(call.run_id, call.call_id, Effect.DONE)
+            transitions.straggler_ended(call.run_id, call.call_id, Effect.DONE)
             if call.effect == Effect.UNKNOWN and call.status != ToolStatus.RUNNING:
                 self.straggled.add((call.run_id, call.call_id))
 
@@ -425,7 +429,7 @@ class Lives(Truths, RuleBasedStateMachine):
     def sweep(self, w):
         own = self.worker(w) if w >= 0 else None
         self.offered.clear()
-        recovery.sweep(own if own in self.alive else None)
+        sweep.sweep(own if own in self.alive else None)
         assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), "the dead are not buried"
         assert self.alive == set(Worker.objects.values_list("id", flat=True)), "somebody was buried alive"
         for run in Run.objects.filter(status=RunStatus.RUNNING):
@@ -448,7 +452,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if pending is None:
             return
         Cancellation.objects.filter(id=pending.id).update(accepted_at=pending.accepted_at - timedelta(days=1))
-        recovery.sweep()
+        sweep.sweep()
         assert Cancellation.objects.get(id=pending.id).settled_at is not None, "an overdue cancel goes on"
 
     @step(1, i=ANY)
@@ -456,7 +460,7 @@ class Lives(Truths, RuleBasedStateMachine):
         """A sweeper that found a cancel overdue, and was held up."""
         found = self.pick([one for one in self.cancels if one.settled_at is not None], -i)
         if found is not None:
-            assert not lifecycle.time_out_cancellation(found.id), "a cancel was settled for another"
+            assert not transitions.time_out_cancellation(found.id), "a cancel was settled for another"
 
     @step(2, i=ANY)
     def reclaim_late(self, i):
@@ -468,7 +472,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.runs[execution.run_id]
         if execution.worker in self.alive and self.owns(execution):
             return  # nobody takes that for lost
-        taken = lifecycle.interrupt(run.id, execution.worker, InterruptReason.WORKER_LOST)
+        taken = transitions.interrupt(run.id, execution.worker, InterruptReason.WORKER_LOST)
         mine = run.status == RunStatus.RUNNING and run.worker_id == execution.worker
         assert taken is mine, "a run was taken from another worker"
 
@@ -498,7 +502,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if execution is None or not self.do(execution, "wait"):
             return
         self.look()
-        lifecycle.answer(execution.run_id, {"q": "yes"}, self.user)
+        transitions.answer(execution.run_id, {"q": "yes"}, self.user)
         self.look()
         self.answer(n, 0, True)
         if swept:
@@ -539,7 +543,7 @@ class Lives(Truths, RuleBasedStateMachine):
             elif what == "late":
                 self.time_out_late(0)
             elif what == "forced":
-                lifecycle.force_cancel(execution.run_id, **self.who("operator"))
+                transitions.force_cancel(execution.run_id, **self.who("operator"))
             elif what in LOSSES:
                 self.lose(execution, what)
             else:
@@ -663,7 +667,7 @@ class Lives(Truths, RuleBasedStateMachine):
             entry, counted = WRITTEN[kind]
             entries += entry
             counts.update(counted)
-        encoded = [(type, events.encode(data)) for type, data in entries]
+        encoded = [(type, encoding.encode(data)) for type, data in entries]
         return writer._Part(execution, [], counts, [], encoded)
 
 

@@ -3,11 +3,10 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from runs import dispatch
-from runs.database import in_thread
+from runs import process
+from runs.foundation.database import in_thread
 from runs.models import Worker
-from runs.node import Node
-from runs.worker import Supervisor
+from runs.worker.supervisor import Supervisor
 
 # A process id beyond what a system gives out: of a process that is gone.
 NO_PROCESS = 2**22 + 1
@@ -30,9 +29,8 @@ class Servers:
         What it executed goes on until here and no further; only a thread that blocks lives on, but to no
         effect. Its worker's row says that its process is gone.
         """
-        supervisor = Supervisor.current
-        Node.current = None
-        dispatch.attach(None)
+        supervisor = process.current
+        process.current = None
         executions = list(supervisor.executions.values())
         writing = supervisor.writer
         await _end(*supervisor._regular, *writing.tasks)
@@ -53,7 +51,7 @@ class Servers:
 
     async def leave(self, seconds=5.0):
         """As on SIGTERM."""
-        await Supervisor.current.leave(seconds)
+        await process.current.leave(seconds)
 
 
 def lose_process(supervisor):
@@ -75,5 +73,5 @@ async def servers_of_a_test():
     try:
         yield servers
     finally:
-        if Supervisor.current is not None:
+        if process.current is not None:
             await servers.leave()

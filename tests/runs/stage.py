@@ -4,10 +4,9 @@ from contextlib import asynccontextmanager
 
 from langchain_openai import ChatOpenAI
 
-from runs import agents, operations
-from runs.database import in_thread
+from runs import agents, operations, process
+from runs.foundation.database import in_thread
 from runs.models import Run
-from runs.worker import Supervisor
 from tests.fakes import Marks, ScriptedProvider, fan_out_graph, say, tools, unsendable
 from tests.runs.waiting import terminal
 
@@ -26,7 +25,7 @@ class Stage:
     @property
     def engine(self):
         """The engine of this process."""
-        return Supervisor.current
+        return process.current
 
     async def open_session(self):
         """A new session; later turns go there."""
@@ -53,7 +52,7 @@ class Stage:
     async def state(self):
         """The checkpoint's messages."""
         session = await in_thread(operations._session, self.owner, self.session)
-        graph = agents.load(session.agent).graph_on(Supervisor.current.checkpoints.reader())
+        graph = agents.load(session.agent).graph_on(process.current.checkpoints.reader())
         found = await graph.aget_state({"configurable": {"thread_id": self.session}})
         assert found.next == ()
         return found.values.get("messages", [])

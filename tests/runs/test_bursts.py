@@ -8,11 +8,12 @@ from uuid import UUID
 import pytest
 from django.db import transaction
 
-from runs import lifecycle, operations
-from runs.database import in_thread
-from runs.execution import StopReason
-from runs.follow import SessionChanged
+from runs import operations
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
+from runs.live.follow import SessionChanged
 from runs.states import TitleSource
+from runs.worker.execution import StopReason
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, status, terminal
@@ -101,11 +102,11 @@ async def test_c18_what_is_told_can_be_read(stage):
 
 async def test_c18_what_is_rolled_back_is_not_told(stage, monkeypatch):
     told = []
-    monkeypatch.setattr("runs.bus.publish", lambda group, message: told.append((group, message)))
+    monkeypatch.setattr("runs.live.bus.publish", lambda group, message: told.append((group, message)))
 
     def change_and_fail():
         with transaction.atomic():
-            lifecycle.rename(UUID(stage.session), "Never", TitleSource.USER)
+            transitions.rename(UUID(stage.session), "Never", TitleSource.USER)
             raise RuntimeError("after the change")
 
     with pytest.raises(RuntimeError):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from channels.layers import InMemoryChannelLayer
 
-from runs.bus import Bus
+from runs.live.bus import Bus
 
 LIMIT = 10  # seconds
 
@@ -31,7 +31,7 @@ class Shared:
 @pytest.fixture
 def shared(monkeypatch):
     layer = Shared()
-    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
+    monkeypatch.setattr("runs.live.bus.get_channel_layer", lambda: layer)
     return layer
 
 
@@ -140,7 +140,7 @@ class Deaf(InMemoryChannelLayer):
 )
 async def test_whoever_is_cancelled_while_it_waits_for_the_layer_ends(monkeypatch, ask):
     layer = Deaf()
-    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
+    monkeypatch.setattr("runs.live.bus.get_channel_layer", lambda: layer)
     bus = await Bus.open()
 
     async def listen():

@@ -13,9 +13,11 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGenerationChunk
 from langgraph.graph import START, MessagesState, StateGraph
 
-from runs import lifecycle, operations, turns
-from runs.database import in_thread
+from runs import operations
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
 from runs.models import Cancellation, RunEvent, Session, ToolCall
+from runs.worker import graph_input
 from tests.fakes import (
     SHAPES,
     Hold,
@@ -236,14 +238,14 @@ async def test_a_tool_that_ends_while_its_run_is_being_ended_is_no_straggler(
 ):
     """It was given up on, comes to its result, and what notes that waits for the end of the run."""
     settings.RUNS_CANCEL_GRACE = 0.1
-    repair, ending, go_on = turns.repair_own, asyncio.Event(), asyncio.Event()
+    repair, ending, go_on = graph_input.repair_own, asyncio.Event(), asyncio.Event()
 
     async def repair_slowly(*args):
         ending.set()
         await go_on.wait()
         await repair(*args)
 
-    monkeypatch.setattr(turns, "repair_own", repair_slowly)
+    monkeypatch.setattr(graph_input, "repair_own", repair_slowly)
     stage.script.add(call("slow_sync", seconds=60))
     run_id = await stage.start()
     await stage.marks.seen("slow_sync started")
@@ -596,13 +598,13 @@ async def test_c10_cancel_against_the_natural_end_gives_one_ending(stage):
 async def test_c10_a_cancel_before_a_question_leaves_the_same_words_everywhere(stage, monkeypatch):
     """It is accepted when the graph has asked, and before that is written."""
     stage.script.add(call("ask", question="Go?"))
-    wait = lifecycle.wait
+    wait = transitions.wait
 
     def be_cancelled_first(run_id, *of):
         operations.cancel_run(stage.owner, run_id)
         return wait(run_id, *of)
 
-    monkeypatch.setattr(lifecycle, "wait", be_cancelled_first)
+    monkeypatch.setattr(transitions, "wait", be_cancelled_first)
     run_id = await stage.start()
     ended = await terminal(run_id)
 
@@ -619,7 +621,7 @@ async def test_c10_a_cancel_of_a_turn_that_breaks_settles_at_once(stage, monkeyp
         raise RuntimeError("the graph's own reducer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(turns, "begin", be_cancelled_and_break)
+        patched.setattr(graph_input, "begin", be_cancelled_and_break)
         assert (await terminal(await stage.start())).status == "cancelled"
     assert (await in_thread(Cancellation.objects.get)).outcome == "cancelled"
     await stage.assert_next_completes()

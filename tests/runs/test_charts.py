@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from runs.admin.charts import Chart, Series, short
+from runs.admin.dashboard.charts import Chart, Series, short
 
 
 def chart(*values, **options):

@@ -33,11 +33,11 @@ from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-from runs.checkpoints import Checkpoints, create_tables
-from runs.checkpoints.postgres import PostgresStorage
-from runs.checkpoints.sqlite import SqliteStorage
-from runs.checkpoints.storage import Storage
 from runs.errors import Fenced
+from runs.memory.checkpoints import Checkpoints, create_tables
+from runs.memory.checkpoints.postgres import PostgresStorage
+from runs.memory.checkpoints.sqlite import SqliteStorage
+from runs.memory.checkpoints.storage import Storage
 from runs.models import Run, Session, Worker
 from runs.states import RunStatus
 from tests.runs.postgres import django_database, postgres  # noqa: F401 (a fixture)
@@ -387,8 +387,8 @@ async def test_a_write_that_fails_under_a_cancel_is_logged(sqlite, caplog):
 
 
 async def test_a_write_does_not_count_as_work_of_the_run(store):
-    from runs.token import CancelToken, current
-    from runs.tracking import track_tasks
+    from runs.stopping.cancel_token import CancelToken, current
+    from runs.stopping.tracking import track_tasks
 
     track_tasks(asyncio.get_running_loop())
     token = CancelToken()
@@ -666,7 +666,7 @@ async def test_deleting_leaves_nothing_of_the_sessions_and_all_of_the_others(sto
 
 async def test_opening_takes_the_file_of_the_settings(settings, tmp_path):
     settings.CHECKPOINT_PATH = tmp_path / "named.sqlite3"
-    with mock.patch("runs.checkpoints.connection", mock.Mock(vendor="sqlite")):
+    with mock.patch("runs.memory.checkpoints.connection", mock.Mock(vendor="sqlite")):
         checkpoints = await Checkpoints.open()
     await put(checkpoints.fenced(uuid.uuid4(), 1), "1", words="a")[0]
     assert settings.CHECKPOINT_PATH.exists()
@@ -707,8 +707,8 @@ OPEN_TWICE = """
 import asyncio, sys, uuid
 import django
 django.setup()
-from runs.checkpoints.sqlite import SqliteStorage
-from runs.checkpoints import Checkpoints
+from runs.memory.checkpoints.sqlite import SqliteStorage
+from runs.memory.checkpoints import Checkpoints
 from langgraph.checkpoint.conformance.test_utils import put_test_checkpoint
 
 async def main():

@@ -7,9 +7,9 @@ import pytest
 from django.core import checks
 from django.utils import timezone
 
-from runs import liveness
+from runs.lifecycle import liveness
 from runs.models import Worker
-from runs.worker import Supervisor
+from runs.worker.supervisor import Supervisor
 
 
 def found():

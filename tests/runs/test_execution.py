@@ -1,7 +1,7 @@
 """Executions on real graphs, in this process."""
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from tests.fakes import Marks, ScriptedModel, call, fan_out_graph, say, tools
 from tests.runs.waiting import log_of, terminal
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from runs.executor import TrackingExecutor
-from runs.token import CancelToken, RunCancelled, cancel_token, current
-from runs.tracking import track_tasks
-from runs.work import Alive
+from runs.stopping.cancel_token import CancelToken, RunCancelled, cancel_token, current
+from runs.stopping.executor import TrackingExecutor
+from runs.stopping.registry import Alive
+from runs.stopping.tracking import track_tasks
 
 LIMIT = 20  # seconds after which something that should happen at once is taken to be stuck
 ROOT = Path(__file__).resolve().parents[2]
@@ -417,8 +417,8 @@ async def test_ended_wakes_whatever_ends_last(executor):
 
 HUNG = """
 import asyncio, sys, threading, time
-from runs.executor import TrackingExecutor
-from runs.token import CancelToken, current
+from runs.stopping.executor import TrackingExecutor
+from runs.stopping.cancel_token import CancelToken, current
 
 started = threading.Event()
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import ToolCall
 from tests.fakes import (
     SHAPES,

@@ -9,9 +9,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import attention, deletion, figures
-from runs.database import in_thread
+from runs.admin.dashboard import figures
+from runs.foundation.database import in_thread
+from runs.lifecycle import predicates
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
+from runs.recovery import deletion
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -194,8 +196,8 @@ class TestAttention:
         stuck = [run(worker=silent), run(), run(worker=worker, last_event_at=long_ago)]
         add(Session.objects.create(owner=alice, agent="a"), None, "waiting", last_event_at=long_ago)
 
-        assert set(attention.stuck_runs()) == set(stuck)
-        assert list(attention.dead_workers()) == [silent]
+        assert set(predicates.stuck_runs()) == set(stuck)
+        assert list(predicates.dead_workers()) == [silent]
         assert figures.active_by_worker() == {worker.id: 2, silent.id: 1, None: 1}
 
     def test_cancels_are_overdue_when_their_run_runs_on(self, alice, worker):
@@ -205,7 +207,7 @@ class TestAttention:
             return add(session, None, "running", worker=worker, cancel_requested_at=at)
 
         _, late = run(5), run(60)
-        assert list(attention.overdue_cancels()) == [late]
+        assert list(predicates.overdue_cancels()) == [late]
 
     def test_effects_that_nobody_knows_are_news_for_a_day(self, session):
         for number, (hours, effect) in enumerate([(1, "unknown"), (30, "unknown"), (1, "done"), (1, None)]):
@@ -213,7 +215,7 @@ class TestAttention:
             run = add(session, at)
             ToolCall.objects.create(run=run, call_id=str(number), name="mark", effect=effect, started_at=at)
 
-        assert [call.call_id for call in attention.unknown_effects()] == ["0"]
+        assert [call.call_id for call in predicates.unknown_effects()] == ["0"]
 
     def test_a_queue_is_long_from_five_on(self, alice):
         for length in (4, 5):
@@ -221,14 +223,14 @@ class TestAttention:
             for _ in range(length):
                 add(session, None, "queued")
 
-        assert attention.long_queues() == ([session.id], False)
+        assert predicates.long_queues() == ([session.id], False)
 
     def test_of_queues_no_more_turns_are_looked_at_than_a_bound(self, session, monkeypatch):
         for _ in range(6):
             add(session, None, "queued")
-        monkeypatch.setattr(attention, "QUEUED_LOOKED_AT", 5)
+        monkeypatch.setattr(predicates, "QUEUED_LOOKED_AT", 5)
         with CaptureQueriesContext(connection) as queries:
-            assert attention.long_queues() == ([session.id], True)
+            assert predicates.long_queues() == ([session.id], True)
         assert "LIMIT 6" in queries[0]["sql"]
 
     def test_a_turn_is_taken_by_nobody_while_nothing_is_ahead_of_it_for_four_heartbeats(self, alice):
@@ -248,10 +250,10 @@ class TestAttention:
         queue("queued", minutes=0)
         (_, held) = interrupted = queue("interrupted", "queued")
 
-        assert set(attention.untaken_runs()) == {*alone, answered}
-        assert attention.ahead_of_queues([held.session_id]) == {held.session_id: interrupted[0]}
+        assert set(predicates.untaken_runs()) == {*alone, answered}
+        assert predicates.ahead_of_queues([held.session_id]) == {held.session_id: interrupted[0]}
         Run.objects.filter(id=interrupted[0].id).update(resolution="dismissed")
-        assert held in set(attention.untaken_runs())
+        assert held in set(predicates.untaken_runs())
 
     def test_an_interrupted_turn_is_news_for_a_day_unless_somebody_has_decided(self, session):
         now = timezone.now()
@@ -259,4 +261,4 @@ class TestAttention:
         add(session, now, "interrupted", resolution="dismissed")
         add(session, now - timedelta(hours=30), "interrupted")
 
-        assert list(attention.undecided_runs()) == [fresh]
+        assert list(predicates.undecided_runs()) == [fresh]

@@ -8,12 +8,14 @@ from uuid import UUID
 import pytest
 from channels.layers import get_channel_layer
 
-from runs import hub, lifecycle, operations, representations
-from runs.database import in_thread
+from runs import operations, process
 from runs.errors import NotFound
-from runs.follow import Event, SessionChanged, SessionDeleted
-from runs.hub import Hub
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
+from runs.live import hub
+from runs.live.follow import Event, SessionChanged, SessionDeleted
 from runs.states import TitleSource
+from runs.wire import representations
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
@@ -141,7 +143,7 @@ class Lossy:
 @pytest.fixture(params=[0, 0.5, 1.0])
 def lossy_layer(request, monkeypatch):
     layer = Lossy(get_channel_layer(), request.param)
-    monkeypatch.setattr("runs.bus.get_channel_layer", lambda: layer)
+    monkeypatch.setattr("runs.live.bus.get_channel_layer", lambda: layer)
 
 
 async def test_line_7_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(
@@ -193,7 +195,7 @@ async def test_c25_a_follower_that_does_not_read_still_hears_how_its_session_has
     session_id = UUID(stage.session)
     async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
         await anext(items)
-        [feed] = Hub.current._sessions[session_id]
+        [feed] = process.current.hub._sessions[session_id]
         await in_thread(operations.rename_session, stage.owner, session_id, "Plans")
         await until(lambda: feed._messages)
         for _ in range(3 * hub._FEED_LIMIT):
@@ -288,7 +290,7 @@ async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage
 
     def rename_all(title):
         for session_id in ids:
-            lifecycle.rename(UUID(session_id), title, TitleSource.USER)
+            transitions.rename(UUID(session_id), title, TitleSource.USER)
 
     async def called(items, title):
         async for item in items:

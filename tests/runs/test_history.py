@@ -8,14 +8,14 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from runs import history as histories
-from runs.calls import project
-from runs.database import in_thread
 from runs.errors import Invalid
+from runs.foundation.database import in_thread
+from runs.log.tool_calls import project
+from runs.log.transcript import read as read_log
+from runs.memory.repair import repair
 from runs.models import Run, RunEvent, Session, ToolCall
-from runs.repair import repair
+from runs.reading import history as histories
 from runs.states import TERMINAL, TERMINAL_EVENT, Effect, EventType, Resolution, RunStatus
-from runs.transcript import read as read_log
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 

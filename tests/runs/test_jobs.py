@@ -3,7 +3,7 @@
 import asyncio
 from datetime import timedelta
 
-from runs import jobs
+from runs.lifecycle import jobs
 
 
 async def test_a_queue_that_breaks_while_it_is_being_left_ends_as_it_was_told(monkeypatch):

@@ -8,11 +8,13 @@ import pytest
 from django.db import OperationalError
 from django.utils import timezone
 
-from runs import leftovers, liveness, operations, recovery
-from runs.checkpoints import Checkpoints
-from runs.database import in_thread
+from runs import operations
 from runs.errors import NotFound
+from runs.foundation.database import in_thread
+from runs.lifecycle import liveness
+from runs.memory.checkpoints import Checkpoints
 from runs.models import Leftover, Session
+from runs.recovery import orphans, sweep
 from tests.fakes import say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import terminal
@@ -91,7 +93,7 @@ async def test_the_sweep_deletes_the_checkpoints_that_a_deletion_left(stage, mon
     assert await saved(stage)  # whoever deletes may be at it still
 
     await in_thread(later)
-    swept = await recovery.recover(stage.engine.checkpoints)
+    swept = await sweep.recover(stage.engine.checkpoints)
     assert swept.deletions_finished == 1
     assert not await saved(stage)
     assert not await in_thread(Leftover.objects.exists)
@@ -123,7 +125,7 @@ async def test_a_deletion_whose_request_is_cut_off_is_finished_by_the_sweep(stag
 async def test_two_sweeps_at_once_do_not_meet(transactional_db):
     old = {await in_thread(leftover, hours=1) for _ in range(5)}
     checkpoints = Broken()
-    done = await asyncio.gather(*(leftovers.clear_overdue(checkpoints) for _ in range(3)))
+    done = await asyncio.gather(*(orphans.clear_overdue(checkpoints) for _ in range(3)))
     assert sum(done) == 5
     assert sorted(checkpoints.deleted) == sorted(old)
 
@@ -132,25 +134,25 @@ async def test_one_that_cannot_be_deleted_is_tried_again_later_and_holds_up_no_o
     bad = await in_thread(leftover, hours=2)
     good = await in_thread(leftover, hours=1)
     checkpoints = Broken(**{str(bad): ValueError("a fault of its own")})
-    assert await leftovers.clear_overdue(checkpoints) == 1
+    assert await orphans.clear_overdue(checkpoints) == 1
     assert checkpoints.deleted == [good]
-    assert await leftovers.clear_overdue(Broken()) == 0
+    assert await orphans.clear_overdue(Broken()) == 0
     await in_thread(later)
-    assert await leftovers.clear_overdue(checkpoints := Broken()) == 1
+    assert await orphans.clear_overdue(checkpoints := Broken()) == 1
     assert checkpoints.deleted == [bad]
 
 
 async def test_a_sweep_does_not_wait_for_each_when_the_checkpoints_are_away(transactional_db):
     ids = [await in_thread(leftover, hours=hours) for hours in (3, 2, 1)]
     checkpoints = Broken(**{str(one): OperationalError("it is away") for one in ids[:1]})
-    assert await leftovers.clear_overdue(checkpoints) == 0
+    assert await orphans.clear_overdue(checkpoints) == 0
     assert checkpoints.deleted == []
 
 
 async def test_a_sweep_takes_so_many_and_the_next_goes_on(transactional_db, monkeypatch):
-    monkeypatch.setattr(leftovers, "_TAKEN", 2)
+    monkeypatch.setattr(orphans, "_TAKEN", 2)
     for _ in range(3):
         await in_thread(leftover, hours=1)
     checkpoints = Broken()
-    assert [await leftovers.clear_overdue(checkpoints) for _ in range(3)] == [2, 1, 0]
+    assert [await orphans.clear_overdue(checkpoints) for _ in range(3)] == [2, 1, 0]
     assert all(isinstance(one, UUID) for one in checkpoints.deleted)

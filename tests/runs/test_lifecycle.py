@@ -11,11 +11,15 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import admission, events, lifecycle, liveness, notices, operations, recovery
+from runs import operations
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
-from runs.lifecycle import Error, Result
+from runs.foundation.values import key
+from runs.lifecycle import admission, liveness, transitions
+from runs.lifecycle.transitions import Error, Result
+from runs.live import notices
+from runs.log import events
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
-from runs.plain import key
+from runs.recovery import sweep
 from runs.states import CancelOutcome, Effect, ErrorCode, InterruptReason, RunStatus
 
 pytestmark = pytest.mark.django_db
@@ -28,7 +32,7 @@ def session(alice):
 
 @pytest.fixture
 def worker(db):
-    from runs import liveness
+    from runs.lifecycle import liveness
 
     host, boot = liveness.this_host()
     import os
@@ -81,16 +85,16 @@ def test_line_8_enqueue_keeps_the_order_of_arrival(alice, session, worker):
     runs = [admission.admit(session.id, alice, turn(str(n), multitask="enqueue")) for n in range(3)]
 
     for expected in runs:
-        claimed = lifecycle.claim(session.id, worker.id)
+        claimed = transitions.claim(session.id, worker.id)
         assert claimed.id == expected.id
-        assert lifecycle.claim(session.id, worker.id) is None
-        assert lifecycle.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Result.DONE
+        assert transitions.claim(session.id, worker.id) is None
+        assert transitions.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Result.DONE
     assert [run.position for run in Run.objects.order_by("line")] == [1, 2, 3]
 
 
 def test_line_26_interrupt_supersedes_what_is_active_and_spares_the_new_turn(alice, session, worker):
     old = admission.admit(session.id, alice, turn("old"))
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     waiting = admission.admit(session.id, alice, turn("waiting", multitask="enqueue"))
     new = admission.admit(session.id, alice, turn("new", multitask="interrupt"))
 
@@ -104,7 +108,7 @@ def test_line_26_interrupt_supersedes_what_is_active_and_spares_the_new_turn(ali
 
 def test_the_database_refuses_two_occupying_runs(alice, session, worker):
     admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     second = admission.admit(session.id, alice, turn(multitask="enqueue"))
 
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -126,8 +130,8 @@ def test_line_17_cancel_of_a_queued_run_ends_it_at_once(alice, session):
 
 def test_line_17_a_question_of_a_cancelled_run_can_no_longer_be_answered(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
-    lifecycle.wait(run.id, claimed.claim, [{"id": "q", "value": "Really?"}])
+    claimed = transitions.claim(session.id, worker.id)
+    transitions.wait(run.id, claimed.claim, [{"id": "q", "value": "Really?"}])
 
     operations.cancel_run(alice, run.id)
 
@@ -139,7 +143,7 @@ def test_line_17_a_question_of_a_cancelled_run_can_no_longer_be_answered(alice, 
 
 def test_line_21_a_queued_run_ends_while_anothers_cancel_is_pending(alice, session, worker):
     admission.admit(session.id, alice, turn())
-    running = lifecycle.claim(session.id, worker.id)
+    running = transitions.claim(session.id, worker.id)
     queued = admission.admit(session.id, alice, turn(multitask="enqueue"))
     operations.cancel_run(alice, running.id)
     before = Session.objects.get().cancellation_revision
@@ -154,8 +158,8 @@ def test_line_21_a_queued_run_ends_while_anothers_cancel_is_pending(alice, sessi
 
 def test_line_21_cancel_of_what_has_ended_is_a_success_that_changes_nothing(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
-    lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED)
+    claimed = transitions.claim(session.id, worker.id)
+    transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED)
     log = types(run)
 
     for answer in (operations.cancel_run(alice, run.id), operations.cancel_session(alice, session.id)):
@@ -174,21 +178,21 @@ def test_c28_cancel_of_a_cancelled_run_answers_with_its_own_cancellation(alice, 
 
 def test_an_accepted_cancel_wins_over_every_other_ending(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
+    claimed = transitions.claim(session.id, worker.id)
     operations.cancel_run(alice, run.id)
 
     error = Error(ErrorCode.PROVIDER, "broke")
-    assert lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.CANCEL_FIRST
-    assert lifecycle.finish(run.id, claimed.claim, RunStatus.FAILED, error=error) is Result.CANCEL_FIRST
-    assert lifecycle.wait(run.id, claimed.claim, []) is Result.CANCEL_FIRST
+    assert transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.CANCEL_FIRST
+    assert transitions.finish(run.id, claimed.claim, RunStatus.FAILED, error=error) is Result.CANCEL_FIRST
+    assert transitions.wait(run.id, claimed.claim, []) is Result.CANCEL_FIRST
     assert types(run) == ["run.queued", "run.started"]
-    assert lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED) is Result.DONE
+    assert transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED) is Result.DONE
     assert Cancellation.objects.get().outcome == CancelOutcome.CANCELLED
 
 
 def test_line_22_the_revision_grows_by_one_per_change(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
+    claimed = transitions.claim(session.id, worker.id)
 
     def shown():
         snapshot = operations.session_snapshot(alice, session.id)
@@ -198,18 +202,18 @@ def test_line_22_the_revision_grows_by_one_per_change(alice, session, worker):
     operations.cancel_run(alice, run.id)
     operations.cancel_run(alice, run.id)
     assert shown() == (True, 1)
-    lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+    transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED)
     assert shown() == (False, 2)
 
 
 def test_line_23_an_overdue_cancel_times_out_and_can_be_tried_again(alice, session, worker, settings):
     settings.RUNS_CANCEL_TIMEOUT = 0
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id)
     Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
 
-    assert recovery.sweep(worker.id).cancellations_timed_out == 1
+    assert sweep.sweep(worker.id).cancellations_timed_out == 1
 
     assert Cancellation.objects.get(id=first["id"]).outcome == "timed_out"
     run.refresh_from_db()
@@ -225,12 +229,12 @@ def test_line_23_a_cancel_that_timed_out_and_is_carried_out_all_the_same_is_told
     """Who tries it again, as the time-out says, would hear of the time-out for ever."""
     settings.RUNS_CANCEL_TIMEOUT = 0
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
+    claimed = transitions.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id, reason="Enough.")
     Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
-    recovery.sweep(worker.id)
+    sweep.sweep(worker.id)
 
-    lifecycle.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+    transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED)
 
     told = RunEvent.objects.get(run=run, type="run.cancelled").data["cancellation"]
     assert (told["outcome"], told["reason"], told["requested_by"]) == (
@@ -246,7 +250,7 @@ def test_line_23_a_cancel_that_timed_out_and_is_carried_out_all_the_same_is_told
 
 def test_line_23_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
     answer = operations.cancel_run(alice, run.id)
@@ -262,7 +266,7 @@ def test_line_40_a_worker_that_was_taken_for_dead_is_told_that_its_run_was_cance
 ):
     """It may live all the same, and what is cancelled must not go on until its next heartbeat."""
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     monkeypatch.setattr(liveness, "is_dead", lambda worker: True)
     monkeypatch.setattr(notices, "stop_execution", told := Mock())
 
@@ -275,7 +279,7 @@ def test_line_40_a_worker_that_was_taken_for_dead_is_told_that_its_run_was_cance
 
 def test_line_23_a_second_cancel_finds_that_the_worker_has_died_since(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
@@ -286,7 +290,7 @@ def test_line_23_a_second_cancel_finds_that_the_worker_has_died_since(alice, ses
 
 def test_line_11_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(alice, bob, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
 
     messages = set()
     for attempt in (
@@ -306,12 +310,12 @@ def test_line_11_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(ali
 
 def test_force_cancel_ends_the_run_first_and_fences_the_execution(alice, olivia, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = lifecycle.claim(session.id, worker.id)
+    claimed = transitions.claim(session.id, worker.id)
 
     answer = operations.force_cancel(olivia, run.id, "It hangs.")
 
     assert (answer["outcome"], answer["escalated"], answer["source"]) == ("reconciled", True, "operator")
-    assert lifecycle.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.FENCED
+    assert transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.FENCED
     assert types(run) == ["run.queued", "run.started", *NOTE, "run.cancelled"]
 
 
@@ -324,12 +328,12 @@ def test_force_cancel_needs_the_permission(alice, session):
 
 def test_line_38_a_dead_workers_run_is_reclaimed_once_and_a_fresh_one_never(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
 
-    assert recovery.sweep(uuid4()).runs_interrupted == 0
+    assert sweep.sweep(uuid4()).runs_interrupted == 0
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
-    assert recovery.sweep(uuid4()).runs_interrupted == 1
-    assert recovery.sweep(uuid4()).runs_interrupted == 0
+    assert sweep.sweep(uuid4()).runs_interrupted == 1
+    assert sweep.sweep(uuid4()).runs_interrupted == 0
     assert types(run) == ["run.queued", "run.started", "run.interrupted"]
     assert RunEvent.objects.get(type="run.interrupted").data["reason"] == InterruptReason.WORKER_LOST
     assert operations.session_snapshot(alice, session.id)["status"] == "interrupted"
@@ -337,11 +341,11 @@ def test_line_38_a_dead_workers_run_is_reclaimed_once_and_a_fresh_one_never(alic
 
 def test_a_reclaimed_run_with_an_accepted_cancel_becomes_cancelled(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     operations.cancel_run(alice, run.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
-    recovery.sweep(uuid4())
+    sweep.sweep(uuid4())
 
     run.refresh_from_db()
     assert run.status == RunStatus.CANCELLED
@@ -350,59 +354,59 @@ def test_a_reclaimed_run_with_an_accepted_cancel_becomes_cancelled(alice, sessio
 
 def test_the_queue_waits_behind_an_interrupted_run_until_somebody_decides(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     behind = admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
-    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
-    assert lifecycle.claim(session.id, worker.id) is None
+    assert transitions.claim(session.id, worker.id) is None
     operations.dismiss(alice, run.id)
-    assert lifecycle.claim(session.id, worker.id).id == behind.id
+    assert transitions.claim(session.id, worker.id).id == behind.id
 
 
 def test_line_37_resume_goes_to_the_head_of_the_line(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
-    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
     resumed = operations.resume(alice, run.id)
 
     assert resumed["resumes"] == str(run.id)
-    assert str(lifecycle.claim(session.id, worker.id).id) == resumed["id"]
+    assert str(transitions.claim(session.id, worker.id).id) == resumed["id"]
     with pytest.raises(NotInterrupted):
         operations.resume(alice, run.id)
 
 
 def test_a_new_message_dismisses_an_interrupted_run(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
-    lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    transitions.claim(session.id, worker.id)
+    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
     new = admission.admit(session.id, alice, turn("go on"))
 
     run.refresh_from_db()
     assert run.resolution == "dismissed"
-    assert lifecycle.claim(session.id, worker.id).id == new.id
+    assert transitions.claim(session.id, worker.id).id == new.id
 
 
 @pytest.mark.parametrize("end", ["interrupted", "cancelled", "forced", "left"])
 def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, end):
     """Of a lost run the last moments may be missing in the log, so what it asked for may have begun."""
     run = admission.admit(session.id, alice, turn())
-    claim = lifecycle.claim(session.id, worker.id).claim
+    claim = transitions.claim(session.id, worker.id).claim
     ToolCall.objects.create(run=run, call_id="started", name="a", started_at=timezone.now())
     ToolCall.objects.create(run=run, call_id="asked", name="b")
     by = {"source": "user", "reason": "", "requested_by": alice}
 
     if end == "interrupted":
-        lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+        transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "cancelled":
-        lifecycle.request_cancel(run.id, **by)
-        lifecycle.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+        transitions.request_cancel(run.id, **by)
+        transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "forced":
-        lifecycle.force_cancel(run.id, **by)
+        transitions.force_cancel(run.id, **by)
     else:
-        lifecycle.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
+        transitions.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
 
     run.refresh_from_db()
     asked = "none" if end == "left" else "unknown"
@@ -417,13 +421,13 @@ def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, e
 def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice, session, worker):
     """Some gateways put hundreds of characters into them. Results are matched by them."""
     run = admission.admit(session.id, alice, turn())
-    lifecycle.claim(session.id, worker.id)
+    transitions.claim(session.id, worker.id)
     told, open_ = (f"call_{'x' * 5000}{number}" for number in range(2))
     message = f"msg_{'y' * 5000}"
     asked = [{"id": call, "name": "pay", "args": {}} for call in (told, open_)]
     started = {"message": message, "name": "pay", "args": {}, "node": "tools", "namespace": []}
     said = {"message": message, "role": "assistant", "text": "", "usage": None, "status": "complete"}
-    with lifecycle.locked_run(run.id) as (_, locked):
+    with transitions.locked_run(run.id) as (_, locked):
         log = [
             ("message.completed", said | {"tool_calls": asked}),
             *(("tool.started", started | {"tool_call": call["id"]}) for call in asked),
@@ -432,7 +436,7 @@ def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice,
         events.record(locked, log)
         locked.save_changes()
 
-    lifecycle.force_cancel(run.id, source="user", reason="", requested_by=alice)
+    transitions.force_cancel(run.id, source="user", reason="", requested_by=alice)
 
     log = RunEvent.objects.filter(run=run, type__in=("tool.completed", "tool.cancelled"))
     assert [(event.type, event.data["tool_call"]) for event in log.order_by("seq")] == [
@@ -444,7 +448,7 @@ def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice,
     assert {len(row.call_id) for row in rows.values()} == {len(row.message_id) for row in rows.values()}
     assert len(rows[told].call_id) == 200
 
-    lifecycle.straggler_ended(run.id, open_, Effect.DONE)
+    transitions.straggler_ended(run.id, open_, Effect.DONE)
     rows[open_].refresh_from_db()
     assert rows[open_].effect == "done"
 
@@ -472,13 +476,13 @@ def test_line_31_a_first_turn_gives_the_title_and_the_users_own_title_stays(alic
     assert session.title == "What is the capital of France?"
 
     operations.rename_session(alice, session.id, "Mine")
-    lifecycle.rename(session.id, "Generated", "generated")
+    transitions.rename(session.id, "Generated", "generated")
     session.refresh_from_db()
     assert session.title == "Mine"
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
-@pytest.mark.parametrize("asked", [admission._concerned, lifecycle._line])
+@pytest.mark.parametrize("asked", [admission._concerned, transitions._line])
 def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
     with CaptureQueriesContext(connection) as queries:
         asked(session.id)

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from runs.liveness import MISSED_BEATS, Watch
+from runs.lifecycle.liveness import MISSED_BEATS, Watch
 
 
 class Clock:

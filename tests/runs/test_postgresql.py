@@ -19,12 +19,15 @@ from procrastinate.contrib import django as procrastinate_django
 from procrastinate.contrib.django.django_connector import DjangoConnector
 from psycopg import sql
 
-from runs import deletion, jobs, liveness, operations, turns
-from runs.checkpoints import postgres as checkpoints
-from runs.database import AWAY, in_thread
+from runs import operations
+from runs.foundation.database import AWAY, in_thread
+from runs.lifecycle import jobs, liveness
+from runs.memory.checkpoints import postgres as checkpoints
 from runs.models import DailyTotal, Run, Session, Worker
-from runs.node import Node
+from runs.recovery import deletion
 from runs.states import TERMINAL
+from runs.worker import graph_input
+from runs.worker.engine import Engine
 from tests.fakes import Hold, Round, call, numbered, say, spelled
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, log_of, terminal, until
@@ -232,8 +235,7 @@ async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_t
     named = {"host": "elsewhere", "boot": "b", "pid": 1, "pid_started": "1", "version": "1"}
     silent = await in_thread(lambda: Worker.objects.create(**named, heartbeat_at=before))
     ticks = [0.0]
-    monkeypatch.setattr(engine, "_watch", liveness.Watch(lambda: ticks[0]))
-    monkeypatch.setattr(liveness, "own_watch", engine._watch)
+    monkeypatch.setattr(engine, "watch", liveness.Watch(lambda: ticks[0]))
 
     async def beat_for(times):
         for _ in range(times):
@@ -260,13 +262,13 @@ async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_t
 async def test_c34_a_database_that_takes_no_writes_shows_nobodys_silence(stage, server, monkeypatch):
     """After a failover it may answer and take no heartbeats. A web process has no row that tells it so."""
     watch = liveness.Watch()
-    monkeypatch.setattr(stage.engine, "_watch", watch)
+    monkeypatch.setattr(stage.engine, "watch", watch)
     monkeypatch.setattr(watch, "beat", beaten := Mock())
     with server.reading_only(), pytest.raises(DatabaseError, match="read-only"):
-        await Node.beat(stage.engine)
+        await Engine.beat(stage.engine)
     assert not beaten.called
 
-    await Node.beat(stage.engine)
+    await Engine.beat(stage.engine)
     assert beaten.called
 
 
@@ -314,7 +316,7 @@ async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is
     await gate.reached()
     second = await stage.start("second", multitask="enqueue")
     await stage.cancel(second)  # ends in the queue: the next turn brings it into the history
-    repair, tries, asked_for = turns.repair, [], asyncio.Event()
+    repair, tries, asked_for = graph_input.repair, [], asyncio.Event()
 
     async def repair_while_it_is_away(*args, **options):
         tries.append(args)
@@ -324,7 +326,7 @@ async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is
         with impatient(stage), server.away():
             return await repair(*args, **options)
 
-    monkeypatch.setattr(turns, "repair", repair_while_it_is_away)
+    monkeypatch.setattr(graph_input, "repair", repair_while_it_is_away)
     gate.open()
     assert (await terminal(first)).status == "completed"
 

@@ -6,9 +6,10 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from runs import prepared, representations
+from runs.foundation import statements
+from runs.foundation.statements import Parameter, Prepared
 from runs.models import Run, Session
-from runs.prepared import Parameter, Prepared
+from runs.wire import representations
 
 _UNLIKE = ("id", "line", "created_at", "last_event_at")
 
@@ -59,7 +60,7 @@ def test_what_is_inserted_is_what_save_would_have_made(sessions, alice):
 
     inserted, saved = made(1), made(2)
     with CaptureQueriesContext(connection) as queries:
-        prepared.insert(inserted)
+        statements.insert(inserted)
     assert len(queries) == 1
     saved.save(force_insert=True)
     stored, expected = (Run.objects.values().get(id=one.id) for one in (inserted, saved))

@@ -10,11 +10,13 @@ from django.core.management import CommandError, call_command
 from django.db.models import F
 from django.utils import timezone
 
-from runs import deletion, operations, pruning
-from runs.database import in_thread
+from runs import operations
 from runs.errors import CursorGone
-from runs.follow import Event
+from runs.foundation.database import in_thread
+from runs.live.follow import Event
+from runs.log import compaction
 from runs.models import AuditEntry, DailyTotal, Run, RunEvent, Session
+from runs.recovery import deletion
 from tests.fakes import Hold, Round, call, numbered, say, text
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, log_of, terminal
@@ -141,7 +143,7 @@ async def test_batches_are_bounded_by_events_and_nothing_is_left_out(stage):
     runs = [await turn(stage, days=9 - number) for number in range(4)]
     size = runs[0].last_seq
 
-    batches = [done.runs for done in await in_thread(list, pruning.compact(timezone.now(), size + 1))]
+    batches = [done.runs for done in await in_thread(list, compaction.compact(timezone.now(), size + 1))]
 
     assert batches == [1] * 4
     assert "made compact: 0," in await prune("--compact-after", "0")
@@ -151,7 +153,7 @@ async def test_paging_passes_over_nothing(stage, monkeypatch):
     for _ in range(3):
         await turn(stage, say("short"))
     await in_thread(Run.objects.update, finished_at=timezone.now() - timedelta(days=8))  # all at once
-    monkeypatch.setattr(pruning, "_PAGE", 1)
+    monkeypatch.setattr(compaction, "_PAGE", 1)
 
     assert "made compact: 3," in await prune()
 
@@ -160,7 +162,7 @@ async def test_what_breaks_off_is_done_the_next_time(stage):
     for _ in range(3):
         await turn(stage)
 
-    begun = pruning.compact(timezone.now(), 1)
+    begun = compaction.compact(timezone.now(), 1)
     await in_thread(next, begun)
     begun.close()
 
@@ -307,7 +309,7 @@ class TestCursors:
 
     @pytest.mark.parametrize("what", ["run", "session"])
     async def test_cursor_gone_for_who_reads_while_the_log_is_compacted(self, stage, monkeypatch, what):
-        monkeypatch.setattr("runs.follow.PAGE", 4)
+        monkeypatch.setattr("runs.live.follow.PAGE", 4)
         run = await turn(stage)
         follow = {
             "run": lambda: operations.follow_run(stage.owner, run.id),

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from runs import operations, recovery
-from runs.database import in_thread
+from runs import operations, process
+from runs.foundation.database import in_thread
 from runs.models import Cancellation, RunEvent
+from runs.recovery import sweep
 from runs.states import TERMINAL_EVENT
-from runs.worker import Supervisor
 from tests.fakes import Disconnect, Round, call, numbered, say
 from tests.races import TRIES, timing
 from tests.runs.servers import lose_process
@@ -36,9 +36,9 @@ async def nothing(moment):
 async def reclaim(moment):
     """A sweeper takes the worker for dead after so many seconds."""
     await asyncio.sleep(moment)
-    await in_thread(lose_process, Supervisor.current)
-    await in_thread(recovery.sweep, uuid4())
-    await Supervisor.current.beat()
+    await in_thread(lose_process, process.current)
+    await in_thread(sweep.sweep, uuid4())
+    await process.current.beat()
 
 
 OPPONENTS = {

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from runs import operations
-from runs.follow import Event
+from runs.live.follow import Event
 from tests.fakes import Hold, Round, Silence, numbered, say
 from tests.runs.afar import followed_from_afar
 from tests.runs.stage import open_stage
@@ -78,7 +78,7 @@ async def test_line_27_without_redis_a_cancel_takes_effect_with_the_heartbeat(st
 
     await asyncio.to_thread(own_redis.stop)
     # What another process publishes would not arrive.
-    monkeypatch.setattr("runs.bus.publish", lambda group, message: None)
+    monkeypatch.setattr("runs.live.bus.publish", lambda group, message: None)
 
     assert (await stage.cancelled(run_id, 5)).status == "cancelled"
     await stage.assert_next_completes()

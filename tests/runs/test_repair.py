@@ -21,10 +21,10 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer, add_messages
 from langgraph.types import Send, interrupt
 
-from runs.repair import RepairFailed, repair
-from runs.sendable import Changes, marked, sendable
+from runs.log.transcript import Call, Message, Transcript, UserMessage, note_id
+from runs.memory.normalise import Changes, marked, sendable
+from runs.memory.repair import RepairFailed, repair
 from runs.states import Effect, RunStatus, ToolStatus
-from runs.transcript import Call, Message, Transcript, UserMessage, note_id
 from tests.fakes import unsendable
 
 SESSION = "session"

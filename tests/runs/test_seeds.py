@@ -7,8 +7,8 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from runs import operations
-from runs.database import in_thread
 from runs.errors import IdempotencyConflict, Invalid
+from runs.foundation.database import in_thread
 from runs.models import Run, Session
 from runs.states import Origin
 from tests.fakes import Hold, Round, call, fan_out_graph, nested_graph, plain_graph, say, text
@@ -84,7 +84,7 @@ async def test_the_history_shows_the_seed_before_and_after_the_first_checkpoint(
 
 async def test_line_16_a_turn_cancelled_in_the_queue_leaves_the_seed_to_the_next(stage, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("runs.dispatch.request", lambda session_id: None)
+        patched.setattr("runs.lifecycle.dispatch.request", lambda session_id: None)
         run_id = await begin(stage)
         await stage.cancel(run_id)
     shown = [message["text"] for message in await stage.history()]
@@ -102,17 +102,17 @@ async def test_a_turn_cancelled_before_its_first_checkpoint_leaves_the_seed_in_t
     stage, monkeypatch
 ):
     """The claim finds the cancel already accepted: the graph never starts, the repair writes it all."""
-    from runs import turns
+    from runs.worker import graph_input
 
     loading, go_on = asyncio.Event(), asyncio.Event()
-    give = turns.graph_input
+    give = graph_input.graph_input
 
     async def slowly(*args):
         loading.set()
         await go_on.wait()
         return await give(*args)
 
-    monkeypatch.setattr(turns, "graph_input", slowly)
+    monkeypatch.setattr(graph_input, "graph_input", slowly)
     run_id = await begin(stage)
     await loading.wait()
     await stage.cancel(run_id)

@@ -5,9 +5,11 @@ import asyncio
 import pytest
 from django.db import OperationalError
 
-from runs import dispatch, jobs, recovery, tasks
-from runs.node import Node
-from runs.worker import Supervisor
+from runs import process
+from runs.foundation import tasks
+from runs.lifecycle import dispatch, jobs
+from runs.recovery import sweep
+from runs.worker.supervisor import Supervisor
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +56,9 @@ async def test_a_worker_that_cannot_begin_does_not_hang_in_its_queue(transaction
 
     monkeypatch.setattr(dispatch, "is_shared", lambda: True)
     monkeypatch.setattr(jobs, "take_forever", lambda *of: deaf_to(1))
-    monkeypatch.setattr(recovery, "recover", recover)
+    monkeypatch.setattr(sweep, "recover", recover)
 
     with pytest.raises(OperationalError):
         await asyncio.wait_for(Supervisor.start(), 20)
 
-    assert Node.current is None
+    assert process.current is None

@@ -4,7 +4,7 @@ import pytest
 
 from runs import operations
 from runs.agents import agent
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Session
 from tests.fakes import Hold, Round, ScriptedModel, fan_out_graph, numbered, say
 from tests.runs.waiting import terminal, until

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from runs.process import ProcessGroup
-from runs.token import CancelToken, RunCancelled, cancel_token, current
-from runs.tracking import track_tasks
-from runs.work import Alive
+from runs.stopping.cancel_token import CancelToken, RunCancelled, cancel_token, current
+from runs.stopping.process_group import ProcessGroup
+from runs.stopping.registry import Alive
+from runs.stopping.tracking import track_tasks
 
 LIMIT = 20  # seconds after which something that should happen at once is taken to be stuck
 

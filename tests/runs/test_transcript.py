@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
-from runs import transcript
-from runs.sendable import marked, sendable
+from runs.log import transcript
+from runs.log.transcript import Transcript
+from runs.memory.normalise import marked, sendable
 from runs.states import ACTIVE, TERMINAL, TERMINAL_EVENT, Effect, RunStatus, ToolStatus
-from runs.transcript import Transcript
 from tests.fakes import unsendable
 
 LOGS = Path(__file__).parent / "logs"

@@ -17,8 +17,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import RetryPolicy
 
 from runs.states import EventType, RunStatus
-from runs.translation import Translator
-from runs.usage import LLMMeter, Tokens, UsageReports, output_length
+from runs.translation.translator import Translator
+from runs.translation.usage import LLMMeter, Tokens, UsageReports, output_length
 from tests.provider import (
     Failure,
     Hold,

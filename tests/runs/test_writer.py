@@ -8,10 +8,12 @@ import pytest
 from django.db import DataError, connection
 from django.test.utils import CaptureQueriesContext
 
-from runs import calls, lifecycle, operations, writer
+from runs import operations
+from runs.lifecycle import transitions
+from runs.log import tool_calls, writer
+from runs.log.writer import EventWriter
 from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
-from runs.writer import EventWriter
 from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal, until
@@ -35,7 +37,7 @@ def claimed(alice):
         sessions = [Session.objects.create(owner=alice, agent="assistant") for _ in range(count)]
         for session in sessions:
             operations.start_turn(alice, session.id, "go")
-        return [Claimed(lifecycle.claim(session.id, worker.id)) for session in sessions]
+        return [Claimed(transitions.claim(session.id, worker.id)) for session in sessions]
 
     return claim
 
@@ -61,7 +63,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
 
 
 def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
-    monkeypatch.setattr("runs.events._ROWS", 4)
+    monkeypatch.setattr("runs.log.events._ROWS", 4)
     (log,) = claimed(1)
     before = Run.objects.get(id=log.run_id).last_seq
     writer._commit([writer._Part(log, [], Counter(), [], [DELTA] * 10)], False)
@@ -98,7 +100,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     engine, alice, serve, tmp_path, monkeypatch, is_cancelled
 ):
     """It is still ours, so nobody else would end it."""
-    project = calls.project_encoded
+    project = tool_calls.project_encoded
     broken = threading.Event()
 
     def refuse(run_id, entries, at):
@@ -107,7 +109,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
             raise DataError("value too long")
         project(run_id, entries, at)
 
-    monkeypatch.setattr(calls, "project_encoded", refuse)
+    monkeypatch.setattr(tool_calls, "project_encoded", refuse)
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]) as stage:
         run_id = await stage.start()
         await until(broken.is_set)

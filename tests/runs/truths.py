@@ -16,7 +16,10 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from runs import bus, dispatch, lifecycle, representations, statistics, transcript
+from runs import process
+from runs.lifecycle import transitions
+from runs.live import bus
+from runs.log import transcript
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
 from runs.states import (
     OCCUPYING,
@@ -30,6 +33,7 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
+from runs.wire import representations, statistics
 from tests.runs.servers import NO_PROCESS
 
 TERMINAL_TYPES = frozenset(TERMINAL_EVENT.values())
@@ -49,8 +53,8 @@ class Truths:
         self.world.enter_context(patch.object(timezone, "now", lambda: self.clock))
         self.world.enter_context(patch.object(bus, "publish", self.tell))
         self.sealed = set()
-        dispatch.attach(SimpleNamespace(offer=self.offer, seal=self.sealed.add))
-        self.world.callback(dispatch.attach, None)
+        engine = SimpleNamespace(offer=self.offer, seal=self.sealed.add, watch=None)
+        self.world.enter_context(patch.object(process, "current", engine))
         self.written = True  # since the last look
         self.world.enter_context(connection.execute_wrapper(self.note_writing))
         self.depth = len(connection.savepoint_ids)
@@ -85,6 +89,7 @@ class Truths:
     def offer(self, session_id):
         assert len(connection.savepoint_ids) == self.depth, "a session was offered before the commit"
         self.offered.add(session_id)
+        return True
 
     def tell(self, group, message):
         assert len(connection.savepoint_ids) == self.depth, "something was told before the commit"
@@ -300,7 +305,7 @@ class Truths:
         if self.alive and self.tried.get(session.id) != state:
             self.tried[session.id] = state
             with undone():
-                claimed = lifecycle.claim(session.id, min(self.alive))
+                claimed = transitions.claim(session.id, min(self.alive))
             assert claimed is not None, "a session is stuck"
             assert claimed.id == expected, "not the first in line would be claimed"
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Run, RunEvent
 from runs.states import TERMINAL
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from langgraph.checkpoint.memory import InMemorySaver
 
-from runs.checkpoints import gate
-from runs.checkpoints.saver import FencedSaver
-from runs.checkpoints.storage import Claim, Storage
 from runs.errors import Fenced
+from runs.memory.checkpoints import gate
+from runs.memory.checkpoints.saver import FencedSaver
+from runs.memory.checkpoints.storage import Claim, Storage
 
 ANY = st.integers(0, 11)
 WRITES = {

@@ -7,10 +7,10 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import listener
 from chat.cluster.cluster import HOST, Cluster
 from chat.cluster.services import CannotStart
-from chat.sole_server import AlreadyRuns, sole
+from chat.server import listener
+from chat.server.sole_server import AlreadyRuns, sole
 
 
 class Command(BaseCommand):

@@ -6,8 +6,8 @@ from typing import Any
 from django.contrib.auth import get_user_model
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import tokens
-from runs.plain import clean
+from chat.access import tokens
+from runs.foundation.values import clean
 
 
 class Command(BaseCommand):

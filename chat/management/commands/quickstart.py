@@ -6,7 +6,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import demo_account, listener, serving
+from chat.server import demo_account, listener, serving
 
 HOST = "127.0.0.1"
 

@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from chat import listener, serving
+from chat.server import listener, serving
 
 
 class Command(BaseCommand):

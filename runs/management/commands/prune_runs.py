@@ -9,7 +9,8 @@ from django.core.management.base import BaseCommand
 from django.db import connections
 from django.utils import timezone
 
-from runs import deletion, pruning
+from runs.log import compaction
+from runs.recovery import deletion
 
 # Events: what SQLite deletes in some 50 ms, during which nobody else can write.
 BATCH = 5_000
@@ -62,7 +63,7 @@ class Command(BaseCommand):
         if delete_after is not None:  # first, since what goes need not be made compact
             sessions = _count_unused(now - delete_after) if dry_run else _delete_unused(now - delete_after)
         runs = events = 0
-        for done in pruning.compact(now - compact_after, batch, dry_run=dry_run):
+        for done in compaction.compact(now - compact_after, batch, dry_run=dry_run):
             runs += done.runs
             events += done.events
         would = "would have been " if dry_run else ""

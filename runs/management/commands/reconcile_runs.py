@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import connections
 
-from runs import recovery
-from runs.node import process_checkpoints
+from runs.memory.checkpoints import process_checkpoints
+from runs.recovery import sweep
 
 
 class Command(BaseCommand):
@@ -23,6 +23,6 @@ class Command(BaseCommand):
         return str(asyncio.run(_recover()))
 
 
-async def _recover() -> recovery.Swept:
+async def _recover() -> sweep.Swept:
     async with process_checkpoints() as checkpoints:
-        return await recovery.recover(checkpoints)
+        return await sweep.recover(checkpoints)

@@ -7,10 +7,11 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
-from runs import database, dispatch
-from runs.departure import FAILED, Departure
-from runs.host import this_process
-from runs.worker import Supervisor
+from runs.foundation import database
+from runs.foundation.departure import FAILED, Departure
+from runs.foundation.host import this_process
+from runs.lifecycle import dispatch
+from runs.worker.supervisor import Supervisor
 
 
 class Command(BaseCommand):

@@ -7,7 +7,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from chat import tokens
+from chat.access import tokens
 from runs import operations
 from runs.models import Run
 from runs.states import TERMINAL, ErrorCode, RunStatus

@@ -313,7 +313,7 @@ def test_a_foreign_host_is_a_json_400(as_alice):
 
 
 def test_turn_starts_are_throttled_for_each_user(alice, bob, as_alice, as_bob, monkeypatch):
-    monkeypatch.setattr("chat.throttles.TurnStarts.rate", "2/hour")
+    monkeypatch.setattr("chat.access.throttles.TurnStarts.rate", "2/hour")
     sessions = {"alice": open_session(alice), "bob": open_session(bob)}
 
     def start(program: Program, multitask: str = "enqueue"):
@@ -332,5 +332,5 @@ def test_without_a_cache_nobody_is_held_up(alice, as_alice, monkeypatch):
     def down(*args, **kwargs):
         raise ConnectionError("no cache")
 
-    monkeypatch.setattr("chat.throttles.TurnStarts.cache.get", down)
+    monkeypatch.setattr("chat.access.throttles.TurnStarts.cache.get", down)
     assert as_alice.post(f"sessions/{open_session(alice)}/runs/", {"input": "hello"}).status_code == 202

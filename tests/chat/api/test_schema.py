@@ -18,13 +18,14 @@ from schemathesis import GenerationMode
 from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi import checks as conformance
 
+from chat.access.throttles import Throttled
 from chat.api import shapes
 from chat.api.schema import description
 from chat.api.urls import urlpatterns
-from chat.throttles import Throttled
-from runs import errors, lifecycle
-from runs.database import in_thread
+from runs import errors
 from runs.errors import EngineError
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
 from runs.models import Run, RunEvent
 from runs.states import EventType, InterruptReason, RunStatus
 from tests.chat.api.programs import Program, a_run, open_session
@@ -244,7 +245,7 @@ class TestWhatRunsSay:
         lost = await turn(Round(text("Before "), Hold("middle")), until="running")
         await model.script.gate("middle").reached()
         worker = (await Run.objects.aget(id=lost)).worker_id
-        await in_thread(lifecycle.interrupt, UUID(lost), worker, InterruptReason.WORKER_LOST)
+        await in_thread(transitions.interrupt, UUID(lost), worker, InterruptReason.WORKER_LOST)
 
         seen = set()
         async for run in Run.objects.filter(session=session):

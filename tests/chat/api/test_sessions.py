@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Run, Session
 from runs.states import Origin, RunStatus
 from tests.chat.api.programs import a_run, error_of, message_of, open_session

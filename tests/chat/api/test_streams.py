@@ -5,12 +5,11 @@ import asyncio
 import pytest
 from django.db import OperationalError
 
-from chat import attendance, presence, tokens
+from chat.access import disconnects, open_connections, tokens
+from chat.access.logins import Login
 from chat.api import streams
-from chat.logins import Login
-from runs import operations
-from runs.database import in_thread
-from runs.hub import Hub
+from runs import operations, process
+from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run
 from runs.states import RunStatus
 from tests.chat.api.programs import UNKNOWN, a_run
@@ -28,7 +27,7 @@ async def ended(run: str, status: str) -> None:
 
 
 def all_let_go() -> bool:
-    return presence.count()[presence.Kind.STREAM] == 0 and Hub.current.followers == 0
+    return open_connections.count()[open_connections.Kind.STREAM] == 0 and process.current.hub.followers == 0
 
 
 class TestReading:
@@ -127,7 +126,7 @@ class TestReading:
         assert seen == list(range(1, len(seen) + 1))
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, session, monkeypatch):
-        monkeypatch.setattr(attendance, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         _, http = await stream(alice, f"runs/{run}/events/")
@@ -165,11 +164,15 @@ class TestLeaving:
     async def test_c24_a_client_may_go_while_it_is_told_that_nothing_happens(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        monkeypatch.setattr(attendance, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         login = Login(alice)
-        body = aiter(streams.RunStream(login, presence.enter(presence.Kind.STREAM, login), run, after=0))
+        body = aiter(
+            streams.RunStream(
+                login, open_connections.enter(open_connections.Kind.STREAM, login), run, after=0
+            )
+        )
         while await anext(body) != ": keep-alive\n\n":
             pass
         await body.aclose()
@@ -253,12 +256,12 @@ class TestLeaving:
 
         headers = {"accept": "text/event-stream", **await bearer(alice)}
         body = {"input": "hello", "on_disconnect": "cancel"}
-        monkeypatch.setattr(attendance, "in_thread", slowly)
+        monkeypatch.setattr(disconnects, "in_thread", slowly)
         http = Http("POST", f"/api/sessions/{session}/runs/", body, headers)
         await http.send_input({"type": "http.request", "body": http._content})
         await asyncio.wait_for(admitted.wait(), 20)
         await http.disconnect()
-        monkeypatch.setattr(attendance, "in_thread", in_thread)
+        monkeypatch.setattr(disconnects, "in_thread", in_thread)
         go_on.set()
         await ended((await Run.objects.aget()).id, "cancelled")
         await eventually(all_let_go)
@@ -316,7 +319,7 @@ class TestLeaving:
         )
         run = (await http.event())["run"]
         await held.reached()
-        presence.leave()
+        open_connections.leave()
         assert "run.cancelled" not in [event["type"] for event in await http.events()]
         held.open()
         await ended(run, "completed")
@@ -343,7 +346,7 @@ class TestRefusals:
     async def test_line_53_streams_are_limited_for_each_user(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        monkeypatch.setitem(presence.LIMITS, presence.Kind.STREAM, 2)
+        monkeypatch.setitem(open_connections.LIMITS, open_connections.Kind.STREAM, 2)
         run = await start(alice, session)
         _, first = await stream(alice, f"runs/{run}/events/")
         _, second = await stream(alice, f"runs/{run}/events/")
@@ -358,7 +361,7 @@ class TestRefusals:
     async def test_line_49_a_stream_ends_when_its_login_does(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        monkeypatch.setattr(presence, "LOGIN_CHECK_INTERVAL", 0.05)
+        monkeypatch.setattr(open_connections, "LOGIN_CHECK_INTERVAL", 0.05)
         run = await start(alice, session)
         _, http = await stream(alice, f"runs/{run}/events/")
         await held.reached()

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_EVENT, RunStatus
 from tests.chat.api.programs import UNKNOWN, a_run, error_of, message_of, open_session

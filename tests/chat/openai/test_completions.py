@@ -4,10 +4,9 @@ import asyncio
 
 import pytest
 
-from chat import presence
-from runs import operations
-from runs.database import in_thread
-from runs.hub import Hub
+from chat.access import open_connections
+from runs import operations, process
+from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, Session
 from runs.states import RunStatus
 from tests.chat.live import eventually
@@ -34,7 +33,7 @@ async def ended(run: str, status: str) -> None:
 
 
 def all_let_go() -> bool:
-    return presence.count()[presence.Kind.STREAM] == 0 and Hub.current.followers == 0
+    return open_connections.count()[open_connections.Kind.STREAM] == 0 and process.current.hub.followers == 0
 
 
 class TestWhole:
@@ -227,9 +226,9 @@ class TestStream:
         assert "[DONE]" not in chunks
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, monkeypatch):
-        from chat import attendance
+        from chat.access import disconnects
 
-        monkeypatch.setattr(attendance, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
         _, http = await stream(alice)
         await held.reached()
         while "" not in (block := await http.block()):
@@ -239,7 +238,7 @@ class TestStream:
     async def test_a_server_that_leaves_says_so_and_cancels_nothing(self, engine, model, held, alice):
         _, http = await stream(alice)
         await held.reached()
-        presence.leave()
+        open_connections.leave()
         chunks = await data_of(http)
         assert chunks[-1]["error"]["code"] == "unavailable"
         held.open()
@@ -300,7 +299,7 @@ class TestDisconnect:
     async def test_line_20_a_disconnect_against_the_natural_end_gives_one_terminal_fact(
         self, engine, model, alice, monkeypatch
     ):
-        monkeypatch.setattr("chat.throttles.TurnStarts.rate", "1000/second")
+        monkeypatch.setattr("chat.access.throttles.TurnStarts.rate", "1000/second")
         chance = timing()
         for _ in range(TRIES):
             _, http = await stream(alice, "hello")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from chat import presence, throttles
+from chat.access import open_connections, throttles
 from runs.models import Run, Session
 from tests.chat.api.programs import UNKNOWN
 from tests.chat.live import Http, bearer
@@ -138,7 +138,7 @@ async def test_line_48_without_a_good_token_it_is_a_401(engine, model, path, aut
 
 
 async def test_a_session_cookie_is_no_token(engine, model, alice, client):
-    from runs.database import in_thread
+    from runs.foundation.database import in_thread
 
     await in_thread(client.force_login, alice)
     cookie = f"sessionid={client.cookies['sessionid'].value}"
@@ -211,7 +211,7 @@ async def test_line_53_turn_starts_have_a_limit(engine, model, alice, monkeypatc
 
 
 async def test_line_53_open_answers_have_a_limit(engine, model, held, alice, monkeypatch):
-    monkeypatch.setitem(presence.LIMITS, presence.Kind.STREAM, 1)
+    monkeypatch.setitem(open_connections.LIMITS, open_connections.Kind.STREAM, 1)
     _, http = await stream(alice)
     refused = await complete(alice)
     assert error_of(refused) == (429, "throttled")

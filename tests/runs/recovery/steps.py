@@ -1,7 +1,7 @@
 """What tests of recovery do again and again."""
 
 from runs import operations
-from runs.database import in_thread
+from runs.foundation.database import in_thread
 from runs.models import Run, RunEvent
 from tests.fakes import Hold, Round, numbered, say
 from tests.runs.stage import open_stage

@@ -2,11 +2,12 @@
 
 import pytest
 
-from runs import lifecycle, operations, turns
-from runs.database import in_thread
+from runs import operations, process
 from runs.errors import NotInterrupted
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
 from runs.models import Cancellation, Session, Worker
-from runs.worker import Supervisor
+from runs.worker import graph_input
 from tests.fakes import Failure, Hold, Round, call, numbered, say
 from tests.runs.recovery.steps import cut_in_answer, goes_on, interrupted, resumed, snapshot, told
 from tests.runs.waiting import event, log_of, status, terminal, until
@@ -19,7 +20,7 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         stage.script.add(Round(numbered(3), Hold(f"{n}")))
         ids.append(await stage.start(f"turn {n}"))
         await event(ids[-1], "message.delta")
-    interrupt = lifecycle.interrupt
+    interrupt = transitions.interrupt
 
     def interrupt_all_but_one(run_id, **of):
         if str(run_id) == ids[1]:
@@ -27,12 +28,12 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         return interrupt(run_id, **of)
 
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle, "interrupt", interrupt_all_but_one)
+        patched.setattr(transitions, "interrupt", interrupt_all_but_one)
         await servers.restart()
         for sound in (ids[0], ids[2]):
             await interrupted(sound)
         assert (await stage.run(ids[1])).status == "running"
-    await Supervisor.current.sweep()
+    await process.current.sweep()
     await interrupted(ids[1])
 
 
@@ -191,7 +192,7 @@ async def died_before_its_first_step(servers, admit):
     lost = await in_thread(Worker.objects.get)
     await servers.crash()
     run_id = await admit()
-    await in_thread(lambda: lifecycle.claim(Session.objects.get().id, lost.id))
+    await in_thread(lambda: transitions.claim(Session.objects.get().id, lost.id))
     await servers.start()
     await interrupted(run_id)
     return run_id
@@ -259,7 +260,7 @@ async def test_a_question_outlives_the_server_that_asked_it(stage, servers):
     waiting = await status(run_id, "waiting")
 
     await servers.restart()
-    await Supervisor.current.sweep()
+    await process.current.sweep()
 
     assert (await stage.run(run_id)).status == "waiting"
     await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
@@ -301,7 +302,7 @@ async def test_the_queue_waits_for_a_decision_and_keeps_its_order(stage, servers
     queued = [await stage.start(f"queued {n}", multitask="enqueue") for n in range(3)]
     await servers.restart()
     await interrupted(run_id)
-    await Supervisor.current.sweep()
+    await process.current.sweep()
     assert [(await stage.run(one)).status for one in queued] == ["queued"] * 3
     stage.script.clear()
 
@@ -333,15 +334,15 @@ async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption
     await event(run_id, "tool.started")
     await servers.restart()
     await interrupted(run_id)
-    begin = turns.begin
+    begin = graph_input.begin
 
     async def begin_and_be_cancelled(graph, turn):
         begun = await begin(graph, turn)
         await stage.cancel(str(turn.run.id))
-        await until(Supervisor.current.executions[turn.run.id]._stop.done)
+        await until(process.current.executions[turn.run.id]._stop.done)
         return begun
 
-    monkeypatch.setattr(turns, "begin", begin_and_be_cancelled)
+    monkeypatch.setattr(graph_input, "begin", begin_and_be_cancelled)
     resumption = await resumed(stage, run_id)
     monkeypatch.undo()
 

@@ -12,14 +12,13 @@ import pytest
 from django.db import InterfaceError, OperationalError
 from psycopg_pool import PoolTimeout
 
-from runs import agents, operations, turns
-from runs.checkpoints import FencedSaver
-from runs.database import in_thread
+from runs import agents, operations, process
 from runs.errors import NotInterrupted
+from runs.foundation.database import in_thread
+from runs.log.writer import RunLog
+from runs.memory.checkpoints import FencedSaver, process_checkpoints
 from runs.models import Run
-from runs.node import process_checkpoints
-from runs.worker import Supervisor
-from runs.writer import RunLog
+from runs.worker import graph_input
 from tests.fakes import SHAPES, Hold, Round, call, calls, say, text
 from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snapshot
 from tests.runs.stage import open_stage
@@ -87,7 +86,7 @@ async def survives_cut(stage, servers, monkeypatch, number):
         run_id = await stage.start("go")
         if not await cut.comes(run_id):
             return False
-        for execution in Supervisor.current.executions.values():
+        for execution in process.current.executions.values():
             await execution._log.flush()
         await servers.crash()
     await servers.start()
@@ -116,7 +115,7 @@ async def survives_cut(stage, servers, monkeypatch, number):
 
 async def results(stage):
     """What the tools of the session marked, as far as the checkpoint holds it."""
-    graph = agents.load("assistant").graph_on(Supervisor.current.checkpoints.reader())
+    graph = agents.load("assistant").graph_on(process.current.checkpoints.reader())
     found = await graph.aget_state({"configurable": {"thread_id": stage.session}})
     return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
 
@@ -141,14 +140,17 @@ async def test_line_32_a_dismissed_turn_reads_the_same_once_the_next_turn_has_re
 
 async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, servers, monkeypatch):
     stage.script.add(say("There it is."))
-    load, away = turns.load, [OperationalError("the server closed the connection"), InterfaceError("closed")]
+    load, away = (
+        graph_input.load,
+        [OperationalError("the server closed the connection"), InterfaceError("closed")],
+    )
 
     def load_in_the_end(run_id):
         if away:
             raise away.pop()
         return load(run_id)
 
-    monkeypatch.setattr(turns, "load", load_in_the_end)
+    monkeypatch.setattr(graph_input, "load", load_in_the_end)
 
     assert (await terminal(await stage.start())).status == "completed"
     assert not away
@@ -160,7 +162,7 @@ async def test_a_database_that_is_away_while_the_history_is_brought_into_order_i
     """The checkpoints raise what the driver of their database raises."""
     await cut_in_answer(stage)
     await servers.restart()
-    repair = turns.repair
+    repair = graph_input.repair
     away = [PoolTimeout("none"), psycopg.OperationalError("ended"), sqlite3.OperationalError("locked")]
 
     async def repair_in_the_end(*args, **options):
@@ -168,7 +170,7 @@ async def test_a_database_that_is_away_while_the_history_is_brought_into_order_i
             raise away.pop()
         return await repair(*args, **options)
 
-    monkeypatch.setattr(turns, "repair", repair_in_the_end)
+    monkeypatch.setattr(graph_input, "repair", repair_in_the_end)
 
     await stage.assert_next_completes()
     assert not away
@@ -198,7 +200,7 @@ async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch, last
     monkeypatch.setattr(RunLog, "count", count_until if last else lambda log, **deltas: None)
     run_id = await stage.start()
     await stage.script.gate("second").reached()
-    for execution in Supervisor.current.executions.values():
+    for execution in process.current.executions.values():
         await execution._log.flush()
     await servers.crash()
     monkeypatch.undo()

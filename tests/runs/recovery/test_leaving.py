@@ -5,11 +5,12 @@ import asyncio
 import pytest
 from langchain_core.tools import tool
 
-from runs import interruptions, lifecycle, operations
-from runs.database import in_thread
-from runs.execution import StopReason
+from runs import operations, process
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
 from runs.models import Run, ToolCall, Worker
-from runs.worker import Supervisor
+from runs.recovery import safety
+from runs.worker.execution import StopReason
 from tests.fakes import Hold, Round, ScriptedModel, call, fan_out_graph, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until
@@ -21,7 +22,7 @@ async def test_line_41_a_turn_in_its_last_step_may_still_complete(stage, servers
     await stage.script.gate("last").reached()
 
     leaving = asyncio.create_task(servers.leave(5))
-    await until(lambda: Supervisor.current.leaving)
+    await until(lambda: process.current.leaving)
     with pytest.raises(operations.Unavailable):
         await stage.start("too late", multitask="enqueue")
     stage.script.gate("last").open()
@@ -37,17 +38,17 @@ async def test_line_43_a_force_cancel_while_the_process_leaves_closes_the_checkp
     stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
     run_id = await stage.start()
     await stage.script.gate("last").reached()
-    [execution] = Supervisor.current.executions.values()
+    [execution] = process.current.executions.values()
     closed = []
-    end = lifecycle._end
+    end = transitions._end
 
     def ending(*args, **how):
         closed.append(execution._saver._gate.closed)
         end(*args, **how)
 
-    monkeypatch.setattr(lifecycle, "_end", ending)
+    monkeypatch.setattr(transitions, "_end", ending)
     leaving = asyncio.create_task(servers.leave(5))
-    await until(lambda: Supervisor.current.leaving)
+    await until(lambda: process.current.leaving)
 
     await in_thread(operations.force_cancel, olivia, run_id, "It has to be now.")
 
@@ -110,7 +111,7 @@ async def test_line_41_a_tool_that_begins_while_the_server_leaves_is_known_to_ha
     async def pay() -> str:
         """Pay."""
         stage.marks.write("paid")
-        for execution in Supervisor.current.executions.values():
+        for execution in process.current.executions.values():
             execution.stop(StopReason.SHUTDOWN)
         await asyncio.sleep(60)
         return "paid"
@@ -121,4 +122,4 @@ async def test_line_41_a_tool_that_begins_while_the_server_leaves_is_known_to_ha
     assert stage.marks.read() == ["paid"]
     assert (await in_thread(ToolCall.objects.get)).effect == "unknown"
     run = await in_thread(Run.objects.select_related("session").get, id=ended.id)
-    assert not await interruptions.is_safe(run, Supervisor.current.checkpoints)
+    assert not await safety.is_safe(run, process.current.checkpoints)

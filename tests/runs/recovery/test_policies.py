@@ -5,10 +5,10 @@ from uuid import uuid4
 
 import pytest
 
-from runs import agents, recovery
-from runs.database import in_thread
+from runs import agents, process
+from runs.foundation.database import in_thread
 from runs.models import Run, ToolCall
-from runs.worker import Supervisor
+from runs.recovery import sweep
 from tests.fakes import Hold, Round, call, numbered, say, spelled
 from tests.runs.recovery.steps import (
     cut_in_answer,
@@ -53,7 +53,7 @@ async def test_line_39_at_most_so_many_times_in_a_row(servers, alice, serve, tmp
 
         left = await interrupted(run_id)
         assert (left.automatic_resumes, left.resolution) == (2, None)
-        await Supervisor.current.sweep()
+        await process.current.sweep()
         assert (await snapshot(stage))["status"] == "interrupted"
         assert await in_thread(Run.objects.count) == 3
         by_hand = await resumed(stage, run_id)
@@ -75,7 +75,7 @@ async def test_line_39_a_tool_that_may_have_worked_runs_again_only_if_it_may(
         await servers.restart()
 
         await interrupted(run_id)
-        await Supervisor.current.sweep()
+        await process.current.sweep()
         started = stage.marks.count("slow_async started")
         if idempotent:
             assert (await terminal((await gone_on_with(run_id)).id)).status == "completed"
@@ -94,7 +94,7 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
         async def step(writer):
             await asyncio.Event().wait()
 
-        monkeypatch.setattr("runs.writer.EventWriter.step", step)
+        monkeypatch.setattr("runs.log.writer.EventWriter.step", step)
         run_id = await stage.start()
         await stage.marks.seen("slow_async started")
         await servers.crash()
@@ -103,7 +103,7 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
 
         await servers.start()
         await interrupted(run_id)
-        await Supervisor.current.sweep()
+        await process.current.sweep()
 
         assert await in_thread(Run.objects.count) == 1
         assert stage.marks.count("slow_async started") == 1
@@ -118,7 +118,7 @@ async def test_line_41_what_was_drained_between_two_steps_goes_on_on_the_next_se
         run_id = await stage.start()
         await stage.script.gate("cut").reached()
         leaving = asyncio.create_task(servers.leave(5))
-        (execution,) = Supervisor.current.executions.values()
+        (execution,) = process.current.executions.values()
         await until(lambda: execution._control.drain_requested)
         stage.script.gate("cut").open()
         await leaving
@@ -158,7 +158,7 @@ async def test_a_turn_of_an_agent_that_is_gone_is_left_as_it_is(servers, alice, 
         serve(other=lambda: None)
 
         await servers.start()
-        await Supervisor.current.sweep()
+        await process.current.sweep()
 
         assert (await interrupted(run_id)).resolution is None
 
@@ -174,7 +174,7 @@ async def test_line_38_two_who_recover_at_once_resume_once(servers, alice, serve
         agents._function("assistant").policy = policy
 
         swept = await asyncio.gather(
-            *(recovery.recover(Supervisor.current.checkpoints, Supervisor.current.id) for _ in range(4))
+            *(sweep.recover(process.current.checkpoints, process.current.id) for _ in range(4))
         )
 
         assert sum(one.runs_resumed for one in swept) == 1
@@ -185,7 +185,7 @@ async def test_line_38_two_who_sweep_at_once_reclaim_once(stage, servers):
     run_id = await cut_in_answer(stage)
     await servers.crash()
 
-    swept = await asyncio.gather(*(in_thread(recovery.sweep, uuid4()) for _ in range(4)))
+    swept = await asyncio.gather(*(in_thread(sweep.sweep, uuid4()) for _ in range(4)))
 
     assert sum(one.runs_interrupted for one in swept) == 1
     assert sum(one.workers_lost for one in swept) == 1

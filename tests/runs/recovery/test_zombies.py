@@ -7,11 +7,12 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError
 
-from runs import lifecycle, operations, recovery
-from runs.database import in_thread
+from runs import operations, process
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
+from runs.memory.checkpoints import process_checkpoints
 from runs.models import Run, RunEvent, ToolCall, Worker
-from runs.node import process_checkpoints
-from runs.worker import Supervisor
+from runs.recovery import sweep
 from tests.fakes import Hold, Round, call, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, snapshot
 from tests.runs.servers import lose_process, servers_of_a_test
@@ -48,11 +49,11 @@ async def test_line_40_what_lost_its_run_changes_nothing_when_it_wakes_up(
     run_id = await stage.start()
     await stage.marks.seen(f"{tool} started")
     await event(run_id, "tool.started")
-    supervisor = Supervisor.current
+    supervisor = process.current
     execution = next(iter(supervisor.executions.values()))
     if how == "reclaimed":
         await in_thread(lose_process, supervisor)
-        assert (await in_thread(recovery.sweep, uuid4())).runs_interrupted == 1
+        assert (await in_thread(sweep.sweep, uuid4())).runs_interrupted == 1
         await supervisor.beat()  # as it does when it wakes up
         assert await in_thread(Worker.objects.filter(id=supervisor.id).exists)
     elif how == "force-cancelled":
@@ -83,7 +84,7 @@ async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_tol
     """The notice is lost, and the earlier execution's tool comes to its result while the next turn runs."""
     settings.RUNS_HEARTBEAT = 60
     settings.RUNS_CANCEL_GRACE = 0.2
-    monkeypatch.setattr("runs.notices.stop_execution", lambda run, *, fenced: None)
+    monkeypatch.setattr("runs.live.notices.stop_execution", lambda run, *, fenced: None)
     stage.script.add(call("slow_sync", seconds=60))
     run_id = await stage.start("first")
     await event(run_id, "tool.started")
@@ -95,7 +96,7 @@ async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_tol
 
     release.set()
     await stage.marks.seen("slow_sync ended")
-    earlier = Supervisor.current.executions.get((await stage.run(run_id)).id)
+    earlier = process.current.executions.get((await stage.run(run_id)).id)
     if earlier is not None:
         await earlier.ended.wait()
 
@@ -108,7 +109,7 @@ async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_tol
 
 
 async def test_line_38_a_worker_that_was_taken_for_dead_signs_on_again(stage, servers):
-    supervisor = Supervisor.current
+    supervisor = process.current
     await in_thread(Worker.objects.filter(id=supervisor.id).delete)
     run_id = await stage.start()  # which it cannot claim: it is dead
 
@@ -128,10 +129,10 @@ async def test_line_38_a_worker_beats_while_its_sweep_waits(transactional_db, se
 
     settings.RUNS_HEARTBEAT = 0.05
     async with servers_of_a_test():
-        monkeypatch.setattr(recovery, "recover", recover)
+        monkeypatch.setattr(sweep, "recover", recover)
         async with asyncio.timeout(10 * PATIENCE):
             await sweeping.wait()
-        found = Worker.objects.filter(id=Supervisor.current.id)
+        found = Worker.objects.filter(id=process.current.id)
         before = (await in_thread(found.get)).heartbeat_at
         await until(found.filter(heartbeat_at__gt=before).exists, what="a heartbeat")
         may_end.set()
@@ -144,12 +145,12 @@ async def test_line_38_a_living_worker_and_a_waiting_run_are_never_reclaimed(sta
     await stage.open_session()
     streaming = await cut_in_answer(stage)
 
-    swept = await in_thread(recovery.sweep, uuid4())
+    swept = await in_thread(sweep.sweep, uuid4())
 
     assert (swept.workers_lost, swept.runs_interrupted) == (0, 0)
     assert (await stage.run(streaming)).status == "running"
     await in_thread(Worker.objects.all().delete)
-    await in_thread(recovery.sweep, uuid4())
+    await in_thread(sweep.sweep, uuid4())
     assert (await stage.run(asked)).status == "waiting"
     assert (await stage.run(streaming)).status == "interrupted"
 
@@ -158,31 +159,31 @@ async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_hear
     stage, servers, monkeypatch
 ):
     run_id = await cut_in_answer(stage)
-    monkeypatch.setattr("runs.notices.stop_execution", lambda run, *, fenced: None)
+    monkeypatch.setattr("runs.live.notices.stop_execution", lambda run, *, fenced: None)
     await stage.cancel(run_id)
     assert (await snapshot(stage))["cancellation_pending"] is True
 
-    await Supervisor.current.beat()
+    await process.current.beat()
 
     assert (await terminal(run_id)).status == "cancelled"
 
 
 async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
-    claim, lost = lifecycle.claim, []
+    claim, lost = transitions.claim, []
 
     def claim_and_lose_the_answer(*of):
         lost.append(claim(*of))
         raise OperationalError("the server closed the connection")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle, "claim", claim_and_lose_the_answer)
+        patched.setattr(transitions, "claim", claim_and_lose_the_answer)
         run_id = await stage.start()
-        await until(lambda: lost and not Supervisor.current._claims, what="a claim without an answer")
+        await until(lambda: lost and not process.current._claims, what="a claim without an answer")
     stage.script.add(say("Here it is."))
-    await Supervisor.current.sweep()
+    await process.current.sweep()
     assert (await stage.run(run_id)).status == "running"
 
-    await Supervisor.current.sweep()
+    await process.current.sweep()
 
     assert (await stage.run(run_id)).status == "interrupted"
     resumed_run = await in_thread(operations.resume, stage.owner, run_id)
@@ -190,7 +191,7 @@ async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(st
 
 
 async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
-    claim, committed, may_return = lifecycle.claim, threading.Event(), threading.Event()
+    claim, committed, may_return = transitions.claim, threading.Event(), threading.Event()
 
     def claim_slowly(*of):
         found = claim(*of)
@@ -200,15 +201,15 @@ async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, serv
 
     stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
     with monkeypatch.context() as patched:
-        patched.setattr(lifecycle, "claim", claim_slowly)
+        patched.setattr(transitions, "claim", claim_slowly)
         run_id = await stage.start()
         await until(committed.is_set)
         for _ in range(3):
-            await Supervisor.current.sweep()
+            await process.current.sweep()
         may_return.set()
         await event(run_id, "message.delta")
     for _ in range(3):
-        await Supervisor.current.sweep()
+        await process.current.sweep()
     stage.script.gate("middle").open()
 
     assert (await terminal(run_id)).status == "completed"
@@ -219,7 +220,7 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
 ):
     """The reply to its question's commit is lost, and the user answers before it has asked again."""
     stage.script.add(call("ask", question="Go?"))
-    wait, lost = lifecycle.wait, []
+    wait, lost = transitions.wait, []
 
     def wait_and_lose_the_reply(*of):
         waits = wait(*of)
@@ -228,10 +229,10 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
             raise OperationalError("the server closed the connection")
         return waits
 
-    monkeypatch.setattr(lifecycle, "wait", wait_and_lose_the_reply)
+    monkeypatch.setattr(transitions, "wait", wait_and_lose_the_reply)
     run_id = await stage.start()
     asked = await status(run_id, "waiting")
-    first = Supervisor.current.executions[asked.id]
+    first = process.current.executions[asked.id]
     stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
 
     await in_thread(operations.answer, stage.owner, run_id, {one["id"]: "Yes" for one in asked.questions})
@@ -239,8 +240,8 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
     await event(run_id, "message.delta")
     await first.ended.wait()
     await asyncio.sleep(0)
-    assert Supervisor.current.executions.get(asked.id) not in (None, first)
+    assert process.current.executions.get(asked.id) not in (None, first)
     for _ in range(2):
-        await Supervisor.current.sweep()
+        await process.current.sweep()
     stage.script.gate("middle").open()
     assert (await terminal(run_id)).status == "completed"

@@ -9,7 +9,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
 from runs.states import RunStatus
-from runs.translation import Translator
+from runs.translation.translator import Translator
 from tests.runs.translation.recorder import Recorder, assert_log_is_sound
 
 RUN = "11111111-1111-1111-1111-111111111111"

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from runs.states import EventType
-from runs.translation import Known
+from runs.translation.translator import Known
 
 
 class Recorder:

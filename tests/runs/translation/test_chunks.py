@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StreamWriter
 
 from runs.states import RunStatus
-from runs.translation import Known, Translator
+from runs.translation.translator import Known, Translator
 from tests.runs.translation.execution import MODES, RUN, Execution
 from tests.runs.translation.recorder import ENDS, Recorder, assert_log_is_sound
 from tests.runs.translation.scripted import ScriptedModel, WholeModel, agent, spelled, words

@@ -7,7 +7,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy
 
 from runs.states import RunStatus
-from runs.translation import Known, KnownCall
+from runs.translation.translator import Known, KnownCall
 from tests.runs.translation.execution import RUN, Execution
 from tests.runs.translation.recorder import ENDS, Recorder
 from tests.runs.translation.scripted import ScriptedModel, agent, echo, hanging, spelled, words

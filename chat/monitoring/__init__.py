@@ -1,0 +1,4 @@
+"""What monitoring reads: health, metrics, log lines.
+
+Imported by the project.
+"""

@@ -1,0 +1,4 @@
+"""The pages that people use.
+
+Imported by the addresses.
+"""

@@ -1,0 +1,4 @@
+"""The WebSocket edge.
+
+Imported by the project's ASGI application.
+"""

@@ -1,0 +1,4 @@
+"""How long lists are filtered, searched and paged.
+
+Imported by the pages.
+"""

@@ -1,0 +1,4 @@
+"""One page for each kind of record.
+
+Imported when the console is registered.
+"""

@@ -1,0 +1,70 @@
+"""Audit entries: what was done with more than an owner's everyday rights, or beyond recall."""
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+
+from runs.admin.base import ConsoleAdmin, is_uuid
+from runs.admin.lists import filters
+from runs.admin.pages.run_page import pretty
+from runs.admin.wording import NOTHING, clock
+from runs.models import AuditEntry
+
+
+@admin.register(AuditEntry)
+class AuditEntryAdmin(ConsoleAdmin):
+    """Everything that is on record."""
+
+    list_display = ("when", "actor", "what", "target", "reason")
+    list_filter = (filters.since("at"), filters.until("at"), filters.Action, filters.Actor)
+    ordering = ("-at", "-id")
+    search_fields = ("target",)  # see get_search_results
+    search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
+    page_template = "admin/runs/auditentry/page.html"
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[AuditEntry], search_term: str
+    ) -> tuple[QuerySet[AuditEntry], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        begins = filters.beginning("target", text=term, of=str)
+        return queryset.filter(Q(target=term) | begins if begins else Q(target=term)), False
+
+    @admin.display(description="time", ordering="at")
+    def when(self, entry: AuditEntry) -> str:
+        return clock(entry.at)
+
+    @admin.display(description="action", ordering="action")
+    def what(self, entry: AuditEntry) -> str:
+        return entry.action.replace("_", " ")
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> AuditEntry | None:
+        # One more digit might not fit into the column.
+        is_number = object_id.isascii() and object_id.isdecimal() and len(object_id) < 19
+        return AuditEntry.objects.filter(id=object_id).first() if is_number else None
+
+    def page_context(self, request: HttpRequest, found: AuditEntry) -> dict[str, Any]:
+        return {
+            "title": f"Audit entry {found.pk}",
+            "facts": [
+                ("Time", clock(found.at)),
+                ("Actor", found.actor),
+                ("Action", self.what(found)),
+                ("Target", found.target),
+                ("Reason", found.reason or NOTHING),
+            ],
+            "details": pretty(found.details),
+            "target_model": _model_of(found),
+        }
+
+
+def _model_of(entry: AuditEntry) -> str | None:
+    """What an entry is about, if it has a page that may still be there."""
+    if not is_uuid(entry.target) or entry.action == "delete_session":
+        return None
+    return "session" if entry.action == "read_chat" else "run"

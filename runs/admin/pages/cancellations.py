@@ -1,0 +1,108 @@
+"""Cancellations: who asked for them, why, how long they took and how they settled."""
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.safestring import SafeString
+
+from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
+from runs.admin.lists import filters
+from runs.admin.wording import NOTHING, ago, badge, between, clock, link, short
+from runs.models import Cancellation
+
+
+@admin.register(Cancellation)
+class CancellationAdmin(ConsoleAdmin):
+    """Cancel operations of all sessions."""
+
+    list_display = (
+        "identifier", "run_link", "status", "source", "who", "reason", "accepted", "latency", "given_up",
+    )  # fmt: skip
+    list_filter = (
+        filters.since("accepted_at"),
+        filters.until("accepted_at"),
+        filters.Outcome,
+        filters.Source,
+        filters.Escalated,
+    )
+    list_select_related = ("requested_by",)
+    ordering = ("-accepted_at", "-id")
+    search_fields = ("id",)  # see get_search_results
+    search_help_text = "Id of a run or a session or the beginning of one, or who asked"
+    page_template = "admin/runs/cancellation/page.html"
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Cancellation]:
+        took = ExpressionWrapper(F("settled_at") - F("accepted_at"), output_field=DurationField())
+        return super().get_queryset(request).annotate(took=took)
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        for one in rows:
+            one.reader = actor_of(request)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Cancellation], search_term: str
+    ) -> tuple[QuerySet[Cancellation], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if by_id := filters.beginning("run", "session", "id", text=term):
+            return queryset.filter(by_id), False
+        return queryset.filter(requested_by__username=term), False
+
+    @admin.display(description="cancellation", ordering="id")
+    def identifier(self, one: Cancellation) -> str:
+        return short(one.id)
+
+    @admin.display(description="run")
+    def run_link(self, one: Cancellation) -> SafeString:
+        return link(one.reader, "run", one.run_id, short(one.run_id))  # type: ignore[attr-defined]
+
+    @admin.display(description="outcome", ordering="outcome")
+    def status(self, one: Cancellation) -> SafeString:
+        return badge(one.outcome or "pending")
+
+    @admin.display(description="asked by", ordering="requested_by__username")
+    def who(self, one: Cancellation) -> str:
+        return one.requested_by.get_username() if one.requested_by else NOTHING
+
+    @admin.display(description="accepted", ordering="accepted_at")
+    def accepted(self, one: Cancellation) -> str | SafeString:
+        return ago(one.accepted_at)
+
+    @admin.display(description="settled after", ordering="took")
+    def latency(self, one: Cancellation) -> str:
+        if one.settled_at is None:
+            return f"{between(one.accepted_at, timezone.now())} so far"
+        return between(one.accepted_at, one.settled_at)
+
+    @admin.display(description="given up", ordering="escalated")
+    def given_up(self, one: Cancellation) -> str | SafeString:
+        return badge("given up", "bad") if one.escalated else NOTHING
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Cancellation | None:
+        if not is_uuid(object_id):
+            return None
+        return Cancellation.objects.select_related("requested_by").filter(id=object_id).first()
+
+    def page_context(self, request: HttpRequest, found: Cancellation) -> dict[str, Any]:
+        reader = actor_of(request)
+        return {
+            "title": f"Cancellation {short(found.id)}",
+            "state": badge(found.outcome or "pending"),
+            "facts": [
+                ("Run", link(reader, "run", found.run_id, found.run_id)),
+                ("Session", link(reader, "session", found.session_id, found.session_id)),
+                ("Source", found.source),
+                ("Asked by", self.who(found)),
+                ("Reason", found.reason or NOTHING),
+                ("Accepted", clock(found.accepted_at)),
+                ("Settled", clock(found.settled_at)),
+                ("Settled after", self.latency(found)),
+                ("Given up", "something was given up on" if found.escalated else "nothing"),
+            ],
+        }

@@ -1,0 +1,201 @@
+"""Runs: the list that shows what hangs first, a run's page, and what can be done about it."""
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.db.models import F, QuerySet
+from django.forms.widgets import Script
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import URLPattern, path
+from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+from runs import operators
+from runs.admin.actions.actions import actions_for, report_of
+from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
+from runs.admin.lists import filters, searching, stuck
+from runs.admin.lists.paging import BoundedPaginator, HangingFirstPaginator
+from runs.admin.pages import run_page
+from runs.admin.wording import NOTHING, ago, badge, link, number, session_name, short, tokens
+from runs.models import Run
+
+# What the list does not show, and what may be long.
+_LEFT_OUT = ("input", "questions", "answers", "error_message", "stream_modes", "request_digest")
+
+
+@admin.register(Run)
+class RunAdmin(ConsoleAdmin):
+    """Runs of everybody's."""
+
+    list_display = (
+        "identifier", "state", "age", "last_event", "spent", "owner", "session_link", "worker_link", "agent",
+    )  # fmt: skip
+    list_filter = (
+        filters.Attention,
+        filters.Status,
+        filters.Owner,
+        filters.OfSession,
+        filters.OfWorker,
+        filters.Age,
+        filters.until("created_at"),
+        filters.LastEvent,
+        filters.Agent,
+        filters.Decision,
+        filters.Tokens,
+    )
+    list_select_related = ("session__owner", "worker")
+    ordering = ("-created_at", "-id")
+    search_fields = ("id",)  # see get_search_results
+    search_help_text = "Id of a run or a session or the beginning of one, owner, title"
+    page_template = "admin/runs/run/page.html"
+
+    class Media:
+        js = [Script("admin/runs/live.js", type="module")]
+
+    # The list
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Run]:
+        return super().get_queryset(request).defer(*_LEFT_OUT).annotate(tokens=filters.TOKENS)
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        signs = stuck.signs(rows, timezone.now())
+        for run in rows:
+            run.signs = signs[run.id]
+            run.reader = actor_of(request)
+            run.reads = operators.may_read(run.reader, run.session.owner_id)
+
+    def get_paginator(  # type: ignore[override]  # the stub knows no keyword
+        self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, **options: Any
+    ) -> Paginator:
+        is_in_order = queryset.model is Run and "o" not in request.GET
+        paginator = HangingFirstPaginator if is_in_order else BoundedPaginator
+        return paginator(queryset, per_page)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Run], search_term: str
+    ) -> tuple[QuerySet[Run], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if by_id := filters.beginning("id", "session", text=term):
+            return queryset.filter(by_id), False
+        sessions = searching.sessions_found(request, actor_of(request), term)
+        return queryset.filter(session__in=sessions), False
+
+    def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        return dict(actions_for(request))
+
+    @admin.display(description="run", ordering="id")
+    def identifier(self, run: Run) -> str:
+        return short(run.id)
+
+    @admin.display(description="status", ordering="status")
+    def state(self, run: Run) -> SafeString:
+        marks = [(badge(sign),) for sign in run.signs]  # type: ignore[attr-defined]
+        return format_html("{}{}", badge(run.status), format_html_join("", " {}", marks))
+
+    @admin.display(description="session")
+    def session_link(self, run: Run) -> SafeString:
+        name = session_name(run.session, readable=run.reads)  # type: ignore[attr-defined]
+        return link(run.reader, "session", run.session_id, name)  # type: ignore[attr-defined]
+
+    @admin.display(ordering="session__owner__username")
+    def owner(self, run: Run) -> str:
+        return run.session.owner.get_username()
+
+    @admin.display(description="worker", ordering="worker")
+    def worker_link(self, run: Run) -> str | SafeString:
+        if run.worker is None:
+            return NOTHING
+        return link(run.reader, "worker", run.worker_id, str(run.worker))  # type: ignore[attr-defined]
+
+    @admin.display(ordering="created_at")
+    def age(self, run: Run) -> str | SafeString:
+        return ago(run.created_at)
+
+    @admin.display(description="last event", ordering="last_event_at")
+    def last_event(self, run: Run) -> str | SafeString:
+        return ago(run.last_event_at)
+
+    @admin.display(description="tokens", ordering=F("tokens"))
+    def spent(self, run: Run) -> str:
+        return number(tokens(run))
+
+    # Pages
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        own = [
+            path("report/", view(self.report_view), name="runs_run_report"),
+            path("<uuid:run_id>/live/", view(self.live_view), name="runs_run_live"),
+            path("<uuid:run_id>/checkpoint/", view(self.checkpoint_view), name="runs_run_checkpoint"),
+        ]
+        return own + super().get_urls()
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Run | None:
+        return _with_everything().filter(id=object_id).first() if is_uuid(object_id) else None
+
+    def page_context(self, request: HttpRequest, found: Run) -> dict[str, Any]:
+        _note_reading(request, found)
+        return {
+            "title": f"Run {short(found.id)}",
+            **run_page.live(request, found),
+            **run_page.checkpoint(request, found),
+        }
+
+    def live_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
+        """What changes while the run lives, for the script that puts it in the page."""
+        run = self._viewed(request, run_id)
+        return render(request, "admin/runs/run/live.html", run_page.live(request, run))
+
+    def checkpoint_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
+        """The checkpoint again, for the same script."""
+        run = self._viewed(request, run_id)
+        return render(request, "admin/runs/run/checkpoint.html", run_page.checkpoint(request, run))
+
+    def report_view(self, request: HttpRequest) -> HttpResponse:
+        """What became of the last command that was given to several runs."""
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        report = report_of(request)
+        if report is None:
+            return redirect("admin:runs_run_changelist")
+        title = f"{report['command'].label}: report"
+        return self.render(request, "admin/runs/report.html", title=title, **report)
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Why a run is not deleted by itself, and what can be deleted instead."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        found = self.get_object(request, object_id)
+        if found is None:
+            raise Http404
+        title = "A run is not deleted by itself"
+        answer = self.render(request, "admin/runs/run/delete.html", found, title=title)
+        answer.status_code = 200 if request.method in ("GET", "HEAD") else 403
+        return answer
+
+    def _viewed(self, request: HttpRequest, run_id: UUID) -> Run:
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        run = _with_everything().filter(id=run_id).first()
+        if run is None:
+            raise Http404
+        _note_reading(request, run)
+        return run
+
+
+def _with_everything() -> QuerySet[Run]:
+    return Run.objects.select_related("session__owner", "worker")
+
+
+def _note_reading(request: HttpRequest, run: Run) -> None:
+    if operators.may_read(actor_of(request), run.session.owner_id):
+        operators.note_reading(actor_of(request), run.session)

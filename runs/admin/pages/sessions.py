@@ -1,0 +1,203 @@
+"""Sessions: whose they are, what they cost, and what was said in them, for those who may read it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.auth.models import AbstractBaseUser
+from django.db.models import Count, Q, QuerySet
+from django.http import HttpRequest
+from django.utils.safestring import SafeString
+
+from runs import operators
+from runs.admin.actions.deleting import DeletesThroughEngine
+from runs.admin.base import ConsoleAdmin, actor_of, allowed, is_uuid
+from runs.admin.lists import filters, searching
+from runs.admin.pages.run_page import cut, pretty
+from runs.admin.wording import NOTHING, ago, badge, clock, count, number, session_name, short, span, tokens
+from runs.errors import EngineError
+from runs.models import Cancellation, Run, Session
+from runs.states import ACTIVE, Origin
+from runs.wire import representations, statistics
+
+_RUNS = 25
+_MESSAGES = 50
+
+
+@admin.register(Session)
+class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
+    """Sessions of everybody's."""
+
+    list_display = (
+        "identifier",
+        "called",
+        "owner_name",
+        "agent",
+        "status",
+        "from_where",
+        "changed",
+        "opened",
+    )
+    list_filter = (
+        filters.SessionState,
+        filters.SessionOwner,
+        filters.since("updated_at"),
+        filters.until("updated_at"),
+        filters.Agent,
+    )
+    list_select_related = ("owner",)
+    ordering = ("-updated_at", "-id")
+    search_fields = ("id",)  # see get_search_results
+    search_help_text = "Id of a session or the beginning of one, owner, title"
+    page_template = "admin/runs/session/page.html"
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return allowed(request, "delete_session")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Session]:
+        return representations.with_status(super().get_queryset(request))
+
+    def prepare(self, request: HttpRequest, rows: Any) -> None:
+        for session in rows:
+            session.reads = operators.may_read(actor_of(request), session.owner_id)
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Session], search_term: str
+    ) -> tuple[QuerySet[Session], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if by_id := filters.beginning("id", text=term):
+            return queryset.filter(by_id), False
+        return queryset.filter(id__in=searching.sessions_found(request, actor_of(request), term)), False
+
+    @admin.display(description="session", ordering="id")
+    def identifier(self, session: Session) -> str:
+        return short(session.id)
+
+    @admin.display(description="title", ordering="title")
+    def called(self, session: Session) -> str:
+        return (session.title if session.reads else "") or NOTHING  # type: ignore[attr-defined]
+
+    @admin.display(description="owner", ordering="owner__username")
+    def owner_name(self, session: Session) -> str:
+        return session.owner.get_username()
+
+    @admin.display(description="status")
+    def status(self, session: Session) -> SafeString:
+        return badge(representations.session_status(session))
+
+    @admin.display(description="origin", ordering="origin")
+    def from_where(self, session: Session) -> str:
+        return "API" if session.origin == Origin.API else "chat"
+
+    @admin.display(description="changed", ordering="updated_at")
+    def changed(self, session: Session) -> str | SafeString:
+        return ago(session.updated_at)
+
+    @admin.display(description="opened", ordering="created_at")
+    def opened(self, session: Session) -> str | SafeString:
+        return ago(session.created_at)
+
+    # Its page
+
+    def get_object(
+        self, request: HttpRequest, object_id: str, from_field: str | None = None
+    ) -> Session | None:
+        if not is_uuid(object_id):
+            return None
+        return self.get_queryset(request).select_related("owner").filter(id=object_id).first()
+
+    def page_context(self, request: HttpRequest, found: Session) -> dict[str, Any]:
+        reads = operators.may_read(actor_of(request), found.owner_id)
+        runs = Run.objects.filter(session=found).defer("input", "questions", "answers")
+        numbers = statistics.of_sessions([found.id])[found.id]
+        context: dict[str, Any] = {
+            "title": f"Session {short(found.id)}",
+            "name": session_name(found, readable=reads),
+            "session": found,
+            "state": badge(representations.session_status(found)),
+            "reads": reads,
+            "pending": Cancellation.objects.filter(session=found, settled_at=None).first(),
+            "numbers": _numbers(numbers),
+            "runs": [_line(run) for run in runs.order_by("-created_at", "-id")[:_RUNS]],
+            "runs_cut": numbers["runs"] > _RUNS,
+            "may_delete": self.has_delete_permission(request, found),
+            "opened": clock(found.created_at),
+            "changed": clock(found.updated_at),
+        }
+        if reads:
+            operators.note_reading(actor_of(request), found)
+            context |= _history(request, found)
+        return context
+
+    # Deleting
+
+    async def delete_one(self, actor: AbstractBaseUser, key: Any, reason: str) -> None:
+        await operators.delete_session(actor, key, reason)
+
+    def what_goes(self, chosen: Sequence[Session]) -> list[tuple[Any, str, str]]:
+        rows = (
+            Run.objects.filter(session__in=[session.id for session in chosen])
+            .values("session")
+            .annotate(runs=Count("id"), active=Count("id", filter=Q(status__in=ACTIVE)))
+        )
+        counted = {row["session"]: row for row in rows}
+        told = []
+        for session in chosen:
+            row = counted.get(session.id, {"runs": 0, "active": 0})
+            runs, active = count(row["runs"], "run"), count(row["active"], "active run")
+            words = f"of {session.owner.get_username()}, {runs} with logs and checkpoints."
+            if row["active"]:
+                words += f" Cancelled first: {active}."
+            told.append((session, str(session.id), words))
+        return told
+
+
+def _line(run: Run) -> dict[str, Any]:
+    return {
+        "run": run,
+        "name": short(run.id),
+        "state": badge(run.status),
+        "resolution": run.resolution or NOTHING,
+        "admitted": clock(run.created_at),
+        "took": span(run.duration_ms / 1000),
+        "tokens": number(tokens(run)),
+    }
+
+
+def _numbers(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+    estimated = numbers["tokens_estimated"]
+    return [
+        ("Runs", number(numbers["runs"])),
+        ("Messages", number(numbers["message_count"])),
+        ("LLM calls", number(numbers["llm_calls"])),
+        ("Tool calls", number(numbers["tool_calls"])),
+        ("Tokens in", number(numbers["input_tokens"], estimated=estimated)),
+        ("Tokens out", number(numbers["output_tokens"], estimated=estimated)),
+        ("Executed for", span(numbers["duration_ms"] / 1000)),
+    ]
+
+
+def _history(request: HttpRequest, session: Session) -> dict[str, Any]:
+    """The end of the history, or what comes before ``?before=<message>``."""
+    before = request.GET.get("before") or None
+    try:
+        read = async_to_sync(operators.history)(
+            actor_of(request), session, limit=_MESSAGES + 1, before=before
+        )
+    except EngineError as error:
+        return {"unreadable": error.message}
+    except Exception as error:  # noqa: BLE001 - a graph's own reducers may raise anything
+        return {"unreadable": f"{type(error).__name__}: {error}"}
+    messages = read["messages"]
+    shown = messages[-_MESSAGES:]
+    return {
+        "history": [
+            (message, [(call, cut(pretty(call["args"]))) for call in message["tool_calls"]])
+            for message in shown
+        ],
+        "earlier": shown[0]["id"] if len(messages) > _MESSAGES else None,
+        "is_end": before is None,
+    }

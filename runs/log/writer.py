@@ -1,0 +1,410 @@
+"""Group commit: what all executions of this process emit becomes durable together, and only then is told.
+
+Under load batches grow by themselves, so the cost of a token falls; when idle an event goes out at once.
+"""
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from runs import metrics
+from runs.errors import Fenced
+from runs.foundation.database import call_with_connection
+from runs.foundation.statements import Prepared
+from runs.foundation.tasks import end
+from runs.log import tool_calls
+from runs.log.events import insert, publish
+from runs.models import Run
+from runs.states import EventType, RunStatus
+from runs.wire import encoding
+
+logger = logging.getLogger(__name__)
+
+# Text deltas that follow the first of a message may wait this long for company: it keeps rows few.
+_LINGER = 0.025
+# Under load for longer: writing and telling takes one part of the time and leaves so many to all else.
+_REST = 4
+_LONGEST_LINGER = 0.1
+# SQLite lets one connection write at a time, and without a gap between commits the others starve.
+_GAP = 0.005
+# Beyond this many characters not yet committed an execution waits for the writer.
+_PRESSURE = 256 * 1024
+
+
+class Written(StrEnum):
+    """What became of a batch's part."""
+
+    COMMITTED = "committed"
+    FENCED = "fenced"  # the run is not ours any more; nothing was written
+    BROKEN = "broken"  # the data itself cannot be stored
+
+
+@dataclass(slots=True)
+class _Delta:
+    """Text of one message that is not committed yet."""
+
+    message: str
+    pieces: list[str]
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one execution adds to a batch."""
+
+    log: "RunLog"
+    entries: list[tuple[EventType, dict[str, Any] | _Delta]]
+    counts: Counter[str]
+    waiters: list[asyncio.Future[None]]
+    encoded: list[tuple[str, str]] = field(default_factory=list)  # (type, data as JSON)
+    first: int = 0
+    at: datetime = field(default_factory=timezone.now)
+
+
+class RunLog:
+    """One execution's end of the log: emit and count without waiting, flush to be sure.
+
+    After ``Fenced`` was raised once, everything else is dropped as well.
+    """
+
+    def __init__(
+        self,
+        writer: "EventWriter",
+        run_id: UUID,
+        session_id: UUID,
+        position: int,
+        claim: int,
+        batches: int,
+        started_at: datetime,
+    ) -> None:
+        self.run_id = run_id
+        self.session_id = session_id
+        self.position = position
+        self.claim = claim
+        self.batches = batches
+        self.failure: BaseException | None = None
+        self._started_at = started_at
+        self._writer = writer
+        self._entries: list[tuple[EventType, dict[str, Any] | _Delta]] = []
+        self._counts: Counter[str] = Counter()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._delta: _Delta | None = None
+        self._size = 0
+        self._started: set[str] = set()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    def emit(self, type: EventType, data: dict[str, Any]) -> None:
+        """Append an event. Consecutive deltas of a message that are not committed yet become one."""
+        if self.failure is not None:
+            return
+        if type is EventType.MESSAGE_DELTA:
+            message, text = data["message"], data["text"]
+            self._size += len(text)
+            if self._delta is not None and self._delta.message == message:
+                self._delta.pieces.append(text)
+            else:
+                self._delta = _Delta(message, [text])
+                self._entries.append((type, self._delta))
+            if message in self._started:
+                self._writer.wake(urgent=False)
+            else:
+                if not self._started:
+                    elapsed = timezone.now() - self._started_at
+                    self._counts["first_token_ms"] = max(int(elapsed.total_seconds() * 1000), 0)
+                self._started.add(message)
+                self._writer.wake(urgent=True)
+        else:
+            self._delta = None
+            self._entries.append((type, data))
+            self._size += 200
+            self._writer.wake(urgent=True)
+        if self._size > _PRESSURE:
+            self._room.clear()
+
+    def count(self, **deltas: int) -> None:
+        """Add to the run's statistics, in the transaction of the events emitted around it."""
+        if self.failure is None:
+            for name, delta in deltas.items():  # several times as fast as the Counter's own update
+                self._counts[name] += delta
+            self._writer.wake_later()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the execution may go on emitting; otherwise ``await room()`` first."""
+        return self._room.is_set()
+
+    async def room(self) -> None:
+        """Wait until the writer has caught up. Raises Fenced when the run is not ours any more."""
+        await self._room.wait()
+        self._check()
+
+    async def flush(self) -> None:
+        """Wait until all that was emitted is committed. Raises Fenced when the run is not ours any more."""
+        self._check()
+        if not self._entries and not self._counts and self not in self._writer.committing:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._writer.wake(urgent=True)
+        await waiter
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def take(self) -> _Part | None:
+        """For the writer: all that is pending."""
+        if not self._entries and not self._counts and not self._waiters:
+            return None
+        part = _Part(self, self._entries, self._counts, self._waiters)
+        self._entries, self._counts, self._waiters = [], Counter(), []
+        self._delta = None
+        self._size = 0
+        return part
+
+    def settled(self, part: _Part, failure: BaseException | None) -> None:
+        """For the writer: ``part`` is committed, or will never be."""
+        if failure is not None:
+            self.failure = failure
+            self._entries, self._counts = [], Counter()
+            part.waiters.extend(self._waiters)
+            self._waiters = []
+        for waiter in part.waiters:
+            if waiter.done():
+                continue
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)
+        if self._size <= _PRESSURE:
+            self._room.set()
+
+
+class EventWriter:
+    """Commits what all executions of this process emit, together. One per process, on its event loop."""
+
+    def __init__(self) -> None:
+        self.committing: set[RunLog] = set()
+        self._logs: set[RunLog] = set()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="event-writer")
+        self._something = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # wakes us for what nobody looks at
+        self.tasks: list[asyncio.Task[None]] = []  # the side loop
+        self._commit: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self.tasks = [asyncio.create_task(self._write_forever(), name="event writer")]
+
+    async def close(self) -> None:
+        """Write what is left and stop."""
+        await end(self.tasks)
+        if self._commit is not None:
+            await self._commit
+        await self.step()
+        self._thread.shutdown(wait=False)
+
+    def open(self, run: Run) -> RunLog:
+        """The log of a run just claimed."""
+        position = run.position or 0  # a claimed run has one
+        log = RunLog(
+            self, run.id, run.session_id, position, run.claim, run.batches, run.started_at or run.created_at
+        )
+        self._logs.add(log)
+        return log
+
+    def release(self, log: RunLog) -> None:
+        """Forget the log of an execution that has ended."""
+        self._logs.discard(log)
+
+    def wake(self, *, urgent: bool) -> None:
+        """Something is pending; urgent goes out without waiting for company."""
+        self._something.set()
+        if urgent:
+            self._urgent.set()
+
+    def wake_later(self) -> None:
+        """Something is pending that nobody looks at: it goes with the next event, or when none has come."""
+        if self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(_LINGER, self._something.set)
+
+    async def _write_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        last, linger = loop.time(), _LINGER
+        gap = _GAP if connection.vendor == "sqlite" else 0.0
+        while True:
+            await self._something.wait()
+            if (rest := last + gap - loop.time()) > 0:
+                await asyncio.sleep(rest)
+            if (rest := last + linger - loop.time()) > 0 and not self._urgent.is_set():
+                try:
+                    async with asyncio.timeout(rest):
+                        await self._urgent.wait()
+                except TimeoutError:
+                    pass
+            begun = loop.time()
+            await self.step()
+            last = loop.time()
+            linger = min(max(_LINGER, _REST * (last - begun)), _LONGEST_LINGER)
+
+    async def step(self) -> None:
+        """Take all that is pending, commit it once, publish it."""
+        self._something.clear()
+        self._urgent.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        parts = [part for log in self._logs if (part := log.take()) is not None]
+        if not parts:
+            return
+        self.committing = {part.log for part in parts}
+        # Shielded together with its publication: what is committed is told, also when the writer is closing.
+        self._commit = asyncio.create_task(self._commit_and_publish(parts), name="event commit")
+        await asyncio.shield(self._commit)
+
+    async def _commit_and_publish(self, parts: list[_Part]) -> None:
+        try:
+            await self._commit_stubbornly(parts)
+        finally:
+            self.committing = set()
+
+    async def _commit_stubbornly(self, parts: list[_Part]) -> None:
+        for part in parts:
+            part.encoded = [(type, _encode_entry(data)) for type, data in part.entries]
+        retrying = False
+        pause = 0.05
+        while True:
+            try:
+                outcomes = await self._in_thread(parts, retrying)
+            except (OperationalError, InterfaceError) as error:
+                # The database is away or locked: the events wait here, the executions behind them.
+                logger.warning("The event log cannot be written, trying again: %s", error)
+                retrying = True
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 2.0)
+                continue
+            except (DatabaseError, ValueError, TypeError) as error:
+                if len(parts) == 1:
+                    logger.error("Run %s emitted what cannot be stored: %s", parts[0].log.run_id, error)
+                    self._settle(parts[0], Written.BROKEN)
+                else:
+                    for part in parts:  # one by one, so that only the bad one pays
+                        await self._commit_stubbornly([part])
+                return
+            for part, outcome in zip(parts, outcomes, strict=True):
+                self._settle(part, outcome)
+            return
+
+    async def _in_thread(self, parts: list[_Part], retrying: bool) -> list[Written]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        written = await loop.run_in_executor(self._thread, call_with_connection, _commit, parts, retrying)
+        metrics.batch_committed(sum(len(part.encoded) for part in parts), loop.time() - begun)
+        return written
+
+    def _settle(self, part: _Part, outcome: Written) -> None:
+        log = part.log
+        if outcome is Written.COMMITTED:
+            log.batches += 1
+            if part.encoded:
+                told = [
+                    (type, encoding.event(log.run_id, seq, type, data, part.at))
+                    for seq, (type, data) in enumerate(part.encoded, start=part.first)
+                ]
+                publish(log.session_id, log.run_id, log.position, part.first, told)
+            log.settled(part, None)
+        elif outcome is Written.FENCED:
+            log.settled(part, Fenced())
+        else:
+            log.settled(part, ValueError("The run emitted something that cannot be stored."))
+
+
+def _encode_entry(data: dict[str, Any] | _Delta) -> str:
+    if isinstance(data, _Delta):
+        data = {"message": data.message, "text": "".join(data.pieces)}
+    return encoding.encode(data)
+
+
+_COUNTED = ("message_count", "llm_calls", "tool_calls", "open_input_tokens", "open_output_tokens")
+_UNKNOWN_AT_FIRST = ("input_tokens", "output_tokens")
+
+
+@Prepared
+def _runs(run_ids: Any) -> QuerySet[Run, tuple[UUID, str, int, int, int]]:
+    locked = Run.objects.select_for_update(no_key=True).filter(id__in=run_ids).order_by("id")
+    return locked.values_list("id", "status", "claim", "last_seq", "batches")
+
+
+def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
+    """One transaction for all parts; each is written only if its run is running under its claim number."""
+    now = timezone.now()
+    outcomes: list[Written] = []
+    rows: list[tuple[Any, ...]] = []  # of the log
+    grown: dict[tuple[Any, ...], list[Any]] = defaultdict(list)  # runs, by what they grow by
+    adapt_uuid = Run._meta.pk.get_db_prep_value
+    at = connection.ops.adapt_datetimefield_value(now)
+    with transaction.atomic():
+        runs = {row[0]: row for row in _runs([part.log.run_id for part in parts])}
+        for part in parts:
+            log = part.log
+            row = runs.get(log.run_id)
+            if row is None or row[1] != RunStatus.RUNNING or row[2] != log.claim:
+                outcomes.append(Written.FENCED)
+                continue
+            _, _, _, last_seq, batches = row
+            outcomes.append(Written.COMMITTED)
+            if retrying and batches == log.batches + 1:
+                part.first = last_seq - len(part.encoded) + 1  # the COMMIT did happen, its reply was lost
+                continue
+            part.first = last_seq + 1
+            part.at = now
+            key = adapt_uuid(log.run_id, connection)
+            rows += [
+                (key, seq, type, data, at) for seq, (type, data) in enumerate(part.encoded, start=part.first)
+            ]
+            columns, values = _increments(part.counts)
+            grown[columns, len(part.encoded), at, *values].append(key)
+            tool_calls.project_encoded(log.run_id, part.encoded, now)
+        # Plain statements: this is the path each token takes, and the ORM costs several times as much. Few
+        # statements: with each, the thread lets the event loop go first, and may wait long for its turn.
+        with connection.cursor() as cursor:
+            insert(cursor, rows)
+            for (columns, *by), keys in grown.items():
+                cursor.execute(
+                    "UPDATE runs_run SET last_seq = last_seq + %s, last_event_at = %s,"  # noqa: S608 - names of columns, from below
+                    f" batches = batches + 1{columns} WHERE id IN ({', '.join(['%s'] * len(keys))})",
+                    [*by, *keys],
+                )
+    return outcomes
+
+
+def _increments(counts: Counter[str]) -> tuple[str, tuple[int, ...]]:
+    """The SET clauses that add these counts, each behind a comma, and their parameters."""
+    clauses: list[str] = []
+    values: list[int] = []
+    for name in _COUNTED:
+        if counts[name]:
+            clauses.append(f", {name} = {name} + %s")
+            values.append(counts[name])
+    for name in _UNKNOWN_AT_FIRST:
+        if name in counts:
+            clauses.append(f", {name} = COALESCE({name}, 0) + %s")
+            values.append(counts[name])
+    if "first_token_ms" in counts:
+        clauses.append(", first_token_ms = COALESCE(first_token_ms, %s)")
+        values.append(counts["first_token_ms"])
+    if counts["tokens_estimated"]:
+        clauses.append(", tokens_estimated = %s")
+        values.append(True)
+    return "".join(clauses), tuple(values)

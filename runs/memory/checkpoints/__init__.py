@@ -1,0 +1,71 @@
+"""The LangGraph checkpoints: where they are kept, and the fence that keeps late writers out.
+
+An execution writes through a ``FencedSaver``. Three things hold for each of its writes: it happens wholly
+or not at all, however the execution is cancelled; it happens only while the execution owns its run; and
+none of it leaves the shared connections in a state that hurts another run.
+"""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
+
+from runs import process
+from runs.memory.checkpoints.gate import whole
+from runs.memory.checkpoints.postgres import PostgresStorage, create_tables
+from runs.memory.checkpoints.saver import FencedSaver, ReadingSaver
+from runs.memory.checkpoints.sqlite import SqliteStorage
+from runs.memory.checkpoints.storage import Claim, Storage
+
+__all__ = ["Checkpoints", "FencedSaver", "ReadingSaver", "create_tables", "process_checkpoints"]
+
+
+class Checkpoints:
+    """The checkpoints of this process, one object per event loop. A session's id is its thread id."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    @classmethod
+    async def open(cls) -> "Checkpoints":
+        """Open what the settings name: the default database if it is PostgreSQL, else CHECKPOINT_PATH."""
+        if connection.vendor == "postgresql":
+            return cls(await PostgresStorage.open())
+        return cls(await SqliteStorage.open(settings.CHECKPOINT_PATH))
+
+    async def close(self) -> None:
+        """Await what is in flight, then close. Nothing is left that keeps the process alive."""
+        await self._storage.gate.close()
+        await self._storage.close()
+
+    def fenced(self, run_id: UUID, claim: int) -> FencedSaver:
+        """The saver of one execution: the one that holds the run ``run_id`` under the number ``claim``."""
+        return self._storage.fenced_class(self._storage, Claim(run_id, claim))
+
+    def reader(self) -> ReadingSaver:
+        """A saver that only reads, for histories."""
+        return ReadingSaver(self._storage)
+
+    async def delete(self, thread_ids: Iterable[UUID]) -> None:
+        """Delete all checkpoints of these sessions. Their executions must have ended or be fenced."""
+        for thread_id in thread_ids:
+            await whole(partial(self._delete, str(thread_id)), self._storage.gate)
+
+    async def _delete(self, thread_id: str) -> None:
+        await self._storage.write(lambda saver: saver.adelete_thread(thread_id))
+
+
+@asynccontextmanager
+async def process_checkpoints() -> AsyncIterator[Checkpoints]:
+    """The process's checkpoints; in a command, opened for the occasion."""
+    if process.current is not None:
+        yield process.current.checkpoints
+        return
+    opened = await Checkpoints.open()
+    try:
+        yield opened
+    finally:
+        await opened.close()

@@ -1,0 +1,155 @@
+"""Checkpoints in the default database, when that is PostgreSQL."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS, connections
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from psycopg import AsyncConnection
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from runs.errors import Fenced
+from runs.memory.checkpoints.gate import whole
+from runs.memory.checkpoints.saver import FencedSaver
+from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
+from runs.models import Run
+from runs.states import RunStatus
+
+T = TypeVar("T")
+Connection: TypeAlias = AsyncConnection[DictRow]
+
+POOL_SIZE = 8
+# How long, in seconds, a read or write waits for a connection while the database is away or all are in use.
+POOL_TIMEOUT = 10.0
+# One that cannot connect gives up after so many seconds, so that the next who asks tries anew and at once.
+RECONNECT_TIMEOUT = 5.0
+
+# Lets the event batches pass (FOR NO KEY UPDATE) and waits for a change of status (FOR UPDATE).
+LOCK_CLAIMED_RUN = (
+    f"SELECT 1 FROM {Run._meta.db_table} WHERE id = %s AND claim = %s AND status = %s FOR KEY SHARE"  # noqa: S608
+)
+
+
+class FencedPostgresSaver(FencedSaver):
+    """A FencedSaver that can prune, as LangGraph's own saver for PostgreSQL can."""
+
+    _storage: "PostgresStorage"
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        await whole(
+            lambda: self._storage.prune(thread_ids, strategy, self._claim), self._gate, self._storage.gate
+        )
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        self._from_thread(self.aprune(thread_ids, strategy=strategy))
+
+
+class PostgresStorage(Storage):
+    """One shared pool; each operation gets a connection of its own, so executions do not wait for each other.
+
+    A write and the look at its run are one transaction. An operation whose connection breaks is done once
+    more on another one: reads and LangGraph's upserts may be repeated, and so may the look at the run.
+    """
+
+    fenced_class = FencedPostgresSaver
+
+    def __init__(self, pool: AsyncConnectionPool[Connection]) -> None:
+        super().__init__()
+        self._pool = pool
+        self._versions = AsyncPostgresSaver(pool)
+
+    @classmethod
+    async def open(cls, using: str = DEFAULT_DB_ALIAS) -> "PostgresStorage":
+        """Connect to a database of the settings. Raises psycopg_pool.PoolTimeout if it does not answer."""
+
+        async def check(connection: Connection) -> None:
+            """The pool waits longer and longer between one dead connection and the next; so the first one
+            that is found dead renews all."""
+            try:
+                await pool.check_connection(connection)
+            except psycopg.OperationalError:
+                await pool.drain()
+                raise
+
+        pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            kwargs={**_parameters(using), "autocommit": True, "row_factory": dict_row},
+            min_size=1,
+            max_size=POOL_SIZE,
+            timeout=POOL_TIMEOUT,
+            check=check,
+            reconnect_timeout=RECONNECT_TIMEOUT,
+            max_idle=60,
+            name="checkpoints",
+            open=False,
+        )
+        try:
+            await pool.open(wait=True, timeout=POOL_TIMEOUT)
+        except BaseException:
+            await pool.close()
+            raise
+        return cls(pool)
+
+    @property
+    def versions(self) -> Saver:
+        return self._versions
+
+    async def read(self, operation: Operation[T]) -> T:
+        async def read() -> T:
+            async with self._pool.connection() as connection:
+                return await operation(AsyncPostgresSaver(connection))
+
+        return await _once_more_if_broken(read)
+
+    async def write(self, operation: Operation[T], claim: Claim | None = None) -> T:
+        async def write() -> T:
+            async with self._pool.connection() as connection, connection.transaction():
+                result = await operation(AsyncPostgresSaver(connection))
+                # Last, so that the run's row is not locked while the values are being serialised.
+                if claim is not None:
+                    await _lock_claimed_run(connection, claim)
+                return result
+
+        return await _once_more_if_broken(write)
+
+    async def prune(self, thread_ids: Sequence[str], strategy: str, claim: Claim) -> None:
+        """LangGraph's prune, under the lock of the run: it has transactions of its own kind."""
+        async with self._pool.connection() as connection, connection.transaction():
+            await _lock_claimed_run(connection, claim)
+            await AsyncPostgresSaver(self._pool).aprune(thread_ids, strategy=strategy)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+def create_tables(using: str = DEFAULT_DB_ALIAS, **_signal: Any) -> None:
+    """Make LangGraph's tables, or bring them up to date; a receiver of post_migrate. Nothing on SQLite."""
+    if connections[using].vendor == "postgresql":
+        with psycopg.connect(**_parameters(using), autocommit=True, row_factory=dict_row) as connection:
+            PostgresSaver(connection).setup()
+
+
+def _parameters(using: str) -> dict[str, Any]:
+    """How Django connects to this database, with all limits of the settings, as psycopg takes it."""
+    parameters = connections[using].get_connection_params()
+    # Django's own cursors and adapters, which LangGraph's SQL is not made for.
+    del parameters["cursor_factory"], parameters["context"]
+    return parameters
+
+
+async def _lock_claimed_run(connection: Connection, claim: Claim) -> None:
+    """Keep the run's status as it is until this transaction ends; Fenced if it is not running as claimed."""
+    cursor = await connection.execute(LOCK_CLAIMED_RUN, (claim.run_id, claim.number, RunStatus.RUNNING.value))
+    if await cursor.fetchone() is None:
+        raise Fenced
+
+
+async def _once_more_if_broken(operation: Callable[[], Awaitable[T]]) -> T:
+    try:
+        return await operation()
+    except PoolTimeout:
+        raise  # the database has been away for as long as we wait
+    except psycopg.OperationalError:
+        return await operation()

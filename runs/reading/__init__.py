@@ -1,0 +1,4 @@
+"""The history of a session, as its owner and as operators read it.
+
+Imported by the operations.
+"""

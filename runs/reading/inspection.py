@@ -1,0 +1,96 @@
+"""What the checkpoint of a session holds, for whoever has to find out what is wrong with it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+
+from runs import agents
+from runs.foundation.database import in_thread
+from runs.foundation.values import clean, plain, text_of
+from runs.memory import state_messages
+from runs.memory.checkpoints import process_checkpoints
+from runs.memory.normalise import Changes, answered, marked
+from runs.models import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCall:
+    """A tool call of a saved message."""
+
+    id: str
+    name: str
+    args: Any
+    is_orphan: bool  # nothing in the checkpoint is its result
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMessage:
+    """One message as the graph has it."""
+
+    id: str
+    role: str  # LangChain's type: human, ai, tool, system
+    text: str
+    mark: str | None  # what the engine marked it with, since neither model nor tool made it so
+    calls: list[SavedCall]
+    answers: str | None  # id of the call that a tool's message is the result of
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A checkpoint: its messages, what the graph would do next, and whether a provider would take it."""
+
+    messages: list[SavedMessage]
+    pending: list[str]  # nodes of the step that is not finished
+    orphans: list[SavedCall]
+    faults: list[str] = field(default_factory=list)  # what keeps it from being sent as it is; a phrase each
+
+    @property
+    def is_sendable(self) -> bool:
+        return not self.faults
+
+
+async def inspect(session: Session) -> Inspection:
+    """Read the checkpoint of a session. Raises whatever the reducers of its graph raise."""
+    agent = await in_thread(agents.for_reading, session.agent)
+    async with process_checkpoints() as checkpoints:
+        graph = agent.graph_on(checkpoints.reader())
+        state = await graph.aget_state({"configurable": {"thread_id": str(session.id)}})
+    return examine(state_messages.messages(state), [task.name for task in state.tasks])
+
+
+def examine(messages: Sequence[BaseMessage], pending: Sequence[str] = ()) -> Inspection:
+    """Look at the messages of a checkpoint; asks nobody."""
+    results = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
+    shown = [_message(message, results) for message in messages]
+    orphans = [call for message in shown for call in message.calls if call.is_orphan]
+    return Inspection(shown, list(pending), orphans, _faults(messages))
+
+
+def _message(message: BaseMessage, results: set[str]) -> SavedMessage:
+    asked = message.tool_calls if isinstance(message, AIMessage) else []
+    calls = [
+        SavedCall(call["id"] or "", clean(call["name"]), plain(call["args"]), call["id"] not in results)
+        for call in asked
+    ]
+    answers = message.tool_call_id if isinstance(message, ToolMessage) else None
+    return SavedMessage(
+        message.id or "", message.type, clean(text_of(message.content)), marked(message), calls, answers
+    )
+
+
+def _faults(messages: Sequence[BaseMessage]) -> list[str]:
+    """What ``runs.memory.normalise`` would have to change; nothing when it would change no message."""
+    changes = Changes()
+    form = answered(messages, (), changes)
+    if len(form) == len(messages) and all(a is b for a, b in zip(form, messages, strict=True)):
+        return []
+    told = [
+        (len(changes.made_up), "call without a result", "calls without a result"),
+        (changes.dropped_calls, "broken call", "broken calls"),
+        (changes.dropped_messages, "empty or unasked message", "empty or unasked messages"),
+        (len(changes.notes), "turn without an answer", "turns without an answer"),
+    ]
+    faults = [f"{count} {one if count == 1 else many}" for count, one, many in told if count]
+    return faults or ["results that are not in their place"]

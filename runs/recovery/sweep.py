@@ -1,0 +1,212 @@
+"""Whatever a crash, a kill or a lost signal left behind is brought into order.
+
+Any number of processes may do this at once, each step is a compare-and-set; nothing waits for somebody to
+open a page.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import partial
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
+
+from runs import agents
+from runs.errors import AgentMismatch, NotFound, NotInterrupted
+from runs.foundation.database import AWAY, in_thread, is_held
+from runs.lifecycle import admission, dispatch, jobs, liveness, transitions
+from runs.memory.checkpoints import Checkpoints
+from runs.models import Cancellation, Run, Session, Worker
+from runs.recovery import orphans, safety
+from runs.states import InterruptReason, RunStatus
+
+logger = logging.getLogger(__name__)
+
+# How many runs are taken off a worker at once. It may have had a million of them, and nobody else could write
+# until all of these rows are changed.
+_TAKEN_OFF = 2000
+
+
+@dataclass
+class Swept:
+    """What was done to bring everything into order."""
+
+    workers_lost: int = 0  # found dead and taken off the list
+    runs_interrupted: int = 0  # taken from dead workers: interrupted, or cancelled when that was accepted
+    cancellations_timed_out: int = 0  # overdue while their worker lives
+    sessions_offered: int = 0  # to the worker that sweeps, with a run to claim that nobody was seen to take
+    runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
+    runs_dismissed: int = 0  # interrupted ones that nobody goes on from, as their agents' policy is
+    jobs_forgotten: int = 0  # of the queue, on which nobody works any more
+    deletions_finished: int = 0  # of sessions whose checkpoints were left behind
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{field.name.replace('_', ' ')}: {getattr(self, field.name)}" for field in fields(self)
+        )
+
+
+async def recover(
+    checkpoints: Checkpoints, own: UUID | None = None, watch: liveness.Watch | None = None
+) -> Swept:
+    """One sweep, then what the agents' policies say of interrupted turns, and what deletions left behind;
+    parameters as in ``sweep``."""
+    swept = await in_thread(sweep, own, watch)
+    for run in await in_thread(_undecided):
+        await _apply_policy(run, checkpoints, swept)
+    swept.deletions_finished += await orphans.clear_overdue(checkpoints)
+    return swept
+
+
+def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept:
+    """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
+
+    A process that sweeps regularly says with its ``watch`` when it could have seen the others alive.
+    """
+    swept = Swept()
+    _bury_dead_workers(swept, liveness.dead(own, watch))
+    _end_orphans(swept)
+    _settle_overdue(swept)
+    _offer_waiting_sessions(swept)
+    if dispatch.is_shared():
+        swept.jobs_forgotten += jobs.forget_lost(liveness.patience())
+    return swept
+
+
+def _bury_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
+    for worker in dead:
+        lost = Run.objects.filter(worker=worker, status=RunStatus.RUNNING)
+        swept.runs_interrupted += interrupt_lost(lost.values_list("id", flat=True), worker.id)
+        if lost.exists():
+            continue
+        # Only if it has not come back meanwhile; a zombie that finds its row gone stops by itself.
+        silent_since = Worker.objects.filter(id=worker.id, heartbeat_at__lte=worker.heartbeat_at)
+        swept.workers_lost += remove_worker(silent_since)
+
+
+def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
+    """Do ``step`` for each; how many were changed. One that has a fault, or that somebody holds, is left to
+    the next sweep, and the others are done all the same."""
+    changed = 0
+    for one in ids:
+        try:
+            changed += step(one)
+        except Exception as error:
+            if is_held(error):
+                logger.warning("%s is held by somebody and left to the next sweep.", one)
+            elif isinstance(error, AWAY):
+                raise  # the others would meet the same
+            else:
+                logger.exception("%s could not be brought into order.", one)
+    return changed
+
+
+def remove_worker(chosen: QuerySet[Worker]) -> bool:
+    """Take one worker, chosen by its id and perhaps more, off the list; whether it is off.
+
+    Its ended runs are taken off it first. Where they are too many for once, the next sweep goes on.
+    """
+    with transaction.atomic():
+        ended = Run.objects.select_for_update(skip_locked=True).exclude(status=RunStatus.RUNNING)
+        some = list(ended.filter(worker__in=chosen).values_list("id", flat=True)[:_TAKEN_OFF])
+        Run.objects.filter(id__in=some).update(worker=None)
+    if len(some) == _TAKEN_OFF:
+        return False
+    gone, _ = chosen.delete()
+    return bool(gone)
+
+
+def _end_orphans(swept: Swept) -> None:
+    """Runs whose worker's row is gone: another sweeper buried it between two of its steps."""
+    orphans = Run.objects.filter(worker=None, status=RunStatus.RUNNING)
+    swept.runs_interrupted += interrupt_lost(orphans.values_list("id", flat=True), None)
+
+
+def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
+    """Interrupt those that still run under this worker, or under none; how many."""
+    lost = partial(transitions.interrupt, worker_id=worker_id, reason=InterruptReason.WORKER_LOST)
+    return _each(run_ids, lost)
+
+
+def overdue_cancellations() -> QuerySet[Cancellation]:
+    """Operations that their workers have not answered in time."""
+    limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
+    return Cancellation.objects.filter(settled_at__isnull=True, accepted_at__lt=Now() - limit)
+
+
+def _settle_overdue(swept: Swept) -> None:
+    swept.cancellations_timed_out += _each(
+        overdue_cancellations().values_list("id", flat=True), transitions.time_out_cancellation
+    )
+
+
+def _offer_waiting_sessions(swept: Swept) -> None:
+    of_session = Run.objects.filter(session=OuterRef("pk"))
+    answered = of_session.filter(status=RunStatus.WAITING, answers__isnull=False)
+    occupied = of_session.filter(Q(status=RunStatus.RUNNING) | Q(status=RunStatus.WAITING))
+    undecided = transitions.undecided().filter(session=OuterRef("pk"))
+    queued = of_session.filter(status=RunStatus.QUEUED)
+    waiting = Session.objects.filter(
+        Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
+    )
+    for session_id in waiting.values_list("id", flat=True):
+        swept.sessions_offered += dispatch.offer(session_id)
+
+
+# What becomes of an interrupted turn by itself
+
+
+def _undecided() -> list[Run]:
+    """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
+    by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
+    interrupted = transitions.undecided().filter(session__agent__in=by_policy)
+    return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
+
+
+async def _apply_policy(run: Run, checkpoints: Checkpoints, swept: Swept) -> None:
+    """Resume or dismiss; a decision of somebody else's that came first stands."""
+    try:
+        if agents.policy_of(run.session.agent).on_interrupt == "dismiss":
+            await in_thread(admission.dismiss, run)
+            swept.runs_dismissed += 1
+        elif await _resume_if_safe(run, checkpoints):
+            swept.runs_resumed += 1
+    except (NotInterrupted, NotFound, AgentMismatch):
+        pass
+    except Exception:  # a graph's own reducers may raise anything; the other turns go on all the same
+        logger.exception("Interrupted run %s is left to its user.", run.id)
+
+
+async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
+    """Let another worker go on at once with a turn that the worker ``own`` broke off in order to leave.
+
+    Only what is safe, if somebody else is there, and if the agent does not dismiss what was interrupted. To
+    ask the user is for what was lost; here nothing was. Raises whatever the graph's reducers raise.
+    """
+    try:
+        run = await in_thread(_to_hand_over, run_id, own)
+        if run is not None:
+            await _resume_if_safe(run, checkpoints)
+    except (NotInterrupted, NotFound, AgentMismatch):
+        pass  # somebody decided otherwise meanwhile
+
+
+def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
+    run = transitions.undecided().select_related("session", "requested_by").filter(id=run_id).first()
+    others = liveness.beating().filter(leaving=False).exclude(id=own)
+    if run is None or all(liveness.is_gone(other) for other in others):
+        return None
+    return run if agents.policy_of(run.session.agent).on_interrupt != "dismiss" else None
+
+
+async def _resume_if_safe(run: Run, checkpoints: Checkpoints) -> bool:
+    if run.automatic_resumes >= settings.RUNS_MAX_RESUMES or not await safety.is_safe(run, checkpoints):
+        return False
+    # Still the turn of whoever asked for it.
+    await in_thread(admission.resume, run, run.requested_by, automatic=True)
+    return True

@@ -1,0 +1,4 @@
+"""What a graph streams becomes events and numbers of a run.
+
+Imported by the worker.
+"""

@@ -1,0 +1,74 @@
+"""Why a turn failed: a code, and a sentence for the person who reads it."""
+
+from collections.abc import Iterator
+
+from django.conf import settings
+from langgraph.errors import GraphRecursionError, NodeCancelledError
+
+from runs.foundation.database import AWAY
+from runs.lifecycle.transitions import Error
+from runs.states import ErrorCode
+from runs.translation.callbacks import Errors
+
+DATABASE_AWAY = Error(
+    ErrorCode.INTERNAL, "The database did not answer for so long that this turn could not go on."
+)
+INTERNAL = Error(
+    ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
+)
+
+
+def explain(error: BaseException, errors: Errors) -> Error:
+    """The Error of a run whose graph raised ``error``.
+
+    That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
+    ``error_code``.
+    """
+    if isinstance(error, GraphRecursionError):
+        limit = settings.RUNS_STEP_LIMIT
+        return Error(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
+    if isinstance(error, NodeCancelledError):
+        return Error(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
+    for cause in _causes(error):
+        if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
+            return Error(ErrorCode(code), _said(cause))
+        if any(cause is one for one in errors.of_provider):
+            return Error(ErrorCode.PROVIDER, _of_provider(cause))
+        if any(cause is one for one in errors.of_tools):
+            return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+        if isinstance(cause, AWAY):
+            return DATABASE_AWAY
+    return INTERNAL
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _of_provider(error: BaseException) -> str:
+    """By the HTTP status where the client library tells it: its own words may quote keys and addresses."""
+    match getattr(error, "status_code", None):
+        case 401 | 403:
+            return "The model's provider refused the credentials of this server."
+        case 404:
+            return "The model's provider does not know the configured model."
+        case 408 | 504:
+            return "The model's provider did not answer in time."
+        case 429:
+            return "The model's provider is busy, or the quota there is used up. Try again later."
+        case int() as status if status >= 500:
+            return f"The model's provider had an error of its own ({status}). Try again later."
+        case int() as status:
+            return f"The model's provider refused the request ({status}): {_said(error)}"
+        case _:
+            return f"The model's provider broke off: {_said(error)}"
+
+
+def _said(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:299] + "…"

@@ -1,0 +1,277 @@
+"""The tool calls of one execution: what the model asked for, what ran, and the one end that each call gets.
+
+A tool that raised is not failed yet: whoever runs it may try again or put a message in its place. Its call
+ends with that message, or with the turn.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import ToolMessage
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command
+
+from runs.foundation.values import NAME_LIMIT, clean, fitting, plain, result_text, short
+from runs.states import Effect, EventType
+
+_PROGRESS_LIMIT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCall:
+    """A tool call that an earlier execution has logged with its assistant message."""
+
+    id: str
+    message: str | None  # the assistant message that holds it
+    name: str
+    args: dict[str, Any]
+    started: bool  # its tool.started is in the log
+    ended: bool  # its end is in the log
+    counted: bool = False  # a run before this one began it, and has it in its statistics
+    may_have_begun: bool = False  # in a run before this one
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A tool call and what the log says of it."""
+
+    id: str
+    message: str | None
+    name: str
+    args: dict[str, Any]
+    started: bool = False
+    ended: bool = False
+    counted: bool = False
+    may_have_begun: bool = False
+    failure: str | None = None  # it raised, and nobody has put a message in its place yet
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """How one execution of a tool ended."""
+
+    output: Any
+    error: BaseException | None
+    cancelled: bool  # the error is the CancelledError that somebody else sent
+    duration_ms: int
+
+
+class ToolTranslation:
+    """Tool chunks, tool messages and tool callbacks into tool events.
+
+    ``on_result`` is called behind each end of a call that a message holds: the place of its result.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[EventType, dict[str, Any]], None],
+        count: Callable[..., None],
+        on_result: Callable[[], None],
+        known: Iterable[KnownCall],
+    ) -> None:
+        self._emit = emit
+        self._count = count
+        self._on_result = on_result
+        self._calls = {
+            call.id: _Call(
+                call.id,
+                call.message,
+                call.name,
+                call.args,
+                call.started,
+                call.ended,
+                call.counted,
+                call.may_have_begun,
+            )
+            for call in known
+        }
+        self._executions: dict[UUID, tuple[str, float]] = {}
+        self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun
+        self._outcomes: dict[str, _Outcome] = {}
+        self.open: dict[str, float] = {}  # call id to the monotonic time its tool began, while it runs
+
+    def ask(self, message: str, calls: Iterable[dict[str, Any]]) -> None:
+        """An assistant message is complete and holds these calls, ``{id, name, args}`` each."""
+        for call in calls:
+            if call["id"] in self._calls:  # some providers use an id again in a later message: another call
+                self._nodes.pop(call["id"], None)
+                self._outcomes.pop(call["id"], None)
+            self._calls[call["id"]] = _Call(call["id"], message, call["name"], call["args"])
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether a message holds a call that has no result."""
+        return any(call.message is not None and not call.ended for call in self._calls.values())
+
+    def name(self, call_id: str) -> str:
+        """The name of the tool of a call."""
+        call = self._calls.get(call_id)
+        return call.name if call else ""
+
+    # Chunks
+
+    def feed(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
+        """A chunk of the stream mode ``tools``."""
+        event, call_id = payload["event"], clean(payload["tool_call_id"])
+        call = self._calls.get(call_id)
+        if event == "tool-started":
+            call = call or self._unasked(call_id, payload)
+            if not call.ended:
+                call.failure = None
+                self._start(call, self._nodes.get(call_id), namespace)
+        elif call is None or call.ended:
+            return
+        elif event == "tool-output-delta":
+            text = short(result_text(payload["delta"]), _PROGRESS_LIMIT)
+            self._emit(EventType.TOOL_PROGRESS, {"tool_call": call_id, "text": text})
+        elif event == "tool-finished":
+            self._finish(call, payload["output"])
+        elif event == "tool-error":
+            self._raised(call, payload["message"])
+
+    def _raised(self, call: _Call, message: str) -> None:
+        outcome = self._outcomes.get(call.id)
+        if outcome is not None and outcome.cancelled:
+            return  # what it did is unknown; the end of the turn, which is near, says so
+        call.failure = short(message) or _describe(outcome.error if outcome is not None else None)
+        if call.message is None:  # nobody will put a message in its place
+            self._fail(call, call.failure)
+
+    def result(self, namespace: tuple[str, ...], node: str | None, message: ToolMessage) -> None:
+        """A tool's message in the graph: news only if the tool did not run as one, or raised."""
+        call = self._calls.get(clean(message.tool_call_id))
+        if call is None or call.ended:
+            return
+        if message.status != "error":
+            self._start(call, node, namespace)
+        self._finish(call, message)
+
+    def recover(self, message: ToolMessage) -> None:
+        """A result that was in the checkpoint already: news only if the log lacks it."""
+        call = self._calls.get(clean(message.tool_call_id))
+        if call is None or call.ended:
+            return
+        self._start(call, None, (), counts=not call.counted)
+        self._finish(call, message)
+
+    def tell_begun(self) -> None:
+        """Say of each call that has begun that it did, though its chunk may still be in the queue."""
+        for call in self._calls.values():
+            if call.id in self._nodes and not call.ended:
+                self._start(call, self._nodes[call.id], ())
+
+    def close(self) -> None:
+        """No chunk comes any more: every call that has no end gets the one it deserves."""
+        for call in list(self._calls.values()):
+            if not call.ended:
+                self._close(call)
+
+    # Callbacks: they are ahead of the chunks
+
+    def began(self, run_id: UUID, call_id: str, node: str | None) -> None:
+        """A tool begins to run."""
+        call_id = clean(call_id)
+        now = time.monotonic()
+        self._executions[run_id] = (call_id, now)
+        self._nodes[call_id] = node
+        self._outcomes.pop(call_id, None)
+        self.open[call_id] = now
+
+    def ended(
+        self, run_id: UUID, output: Any, error: BaseException | None, *, cancelled: bool = False
+    ) -> None:
+        """It has returned ``output``, or raised ``error``; ``cancelled`` if it was cancelled from outside."""
+        if (execution := self._executions.pop(run_id, None)) is None:
+            return
+        call_id, since = execution
+        self.open.pop(call_id, None)
+        if not isinstance(error, GraphBubbleUp):  # that one asks the user something, and goes on afterwards
+            duration_ms = int((time.monotonic() - since) * 1000)
+            self._outcomes[call_id] = _Outcome(output, error, cancelled, duration_ms)
+
+    # Events
+
+    def _unasked(self, call_id: str, payload: dict[str, Any]) -> _Call:
+        args = payload.get("input")
+        name = fitting(payload["tool_name"], NAME_LIMIT)
+        call = self._calls[call_id] = _Call(
+            call_id, None, name, plain(args) if isinstance(args, dict) else {}
+        )
+        return call
+
+    def _start(
+        self, call: _Call, node: str | None, namespace: tuple[str, ...], *, counts: bool = True
+    ) -> None:
+        if call.started:
+            return
+        call.started = True
+        data = {"tool_call": call.id, "message": call.message, "name": call.name, "args": call.args}
+        self._emit(EventType.TOOL_STARTED, {**data, "node": node, "namespace": list(namespace)})
+        if counts:
+            self._count(tool_calls=1)
+
+    def _finish(self, call: _Call, output: Any) -> None:
+        message = _message_for(call.id, output)
+        if message is not None and message.status == "error":
+            self._fail(call, result_text(message.content))
+            return
+        if message is not None:
+            output = message.content
+        elif isinstance(output, Command):
+            output = ""  # an instruction to the graph, no text
+        data = {"tool_call": call.id, "result": result_text(output), "duration_ms": self._duration(call)}
+        self._end(call, EventType.TOOL_COMPLETED, data)
+
+    def _fail(self, call: _Call, error: str) -> None:
+        data = {"tool_call": call.id, "error": error, "duration_ms": self._duration(call)}
+        self._end(call, EventType.TOOL_FAILED, data)
+
+    def _end(self, call: _Call, event: EventType, data: dict[str, Any]) -> None:
+        call.ended = True
+        self._emit(event, data)
+        if call.message is not None:
+            self._count(message_count=1)
+            self._on_result()
+
+    def _duration(self, call: _Call) -> int | None:
+        outcome = self._outcomes.get(call.id)
+        return outcome.duration_ms if outcome is not None else None
+
+    def _close(self, call: _Call) -> None:
+        if call.id in self._nodes:  # it began, though its chunk may still be in the queue
+            self._start(call, self._nodes[call.id], ())
+        outcome = self._outcomes.get(call.id)
+        if outcome is not None and outcome.error is None:
+            self._finish(call, outcome.output)  # the result had arrived
+        elif outcome is not None and not outcome.cancelled:
+            self._fail(call, call.failure or _describe(outcome.error))
+        elif outcome is None and call.failure is not None:
+            self._fail(call, call.failure)
+        else:
+            effect = Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
+            self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
+
+
+def _describe(error: BaseException | None) -> str:
+    if error is None:
+        return "The tool failed."
+    return short(str(error)) or type(error).__name__
+
+
+def _message_for(call_id: str, output: Any) -> ToolMessage | None:
+    """The message for this call in whatever a tool gave back: itself, in a list, or in a Command's update."""
+    if isinstance(output, ToolMessage):
+        return output if clean(output.tool_call_id) == call_id else None
+    if isinstance(output, Command):
+        return _message_for(call_id, output.update)
+    if isinstance(output, dict):
+        output = [value for value in output.values() if isinstance(value, list | ToolMessage)]
+    if isinstance(output, list):
+        found = (
+            _message_for(call_id, item) for item in output if isinstance(item, list | ToolMessage | Command)
+        )
+        return next((message for message in found if message is not None), None)
+    return None

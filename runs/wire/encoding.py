@@ -1,0 +1,28 @@
+"""How JSON and times are written: in the database and on the wire alike."""
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+# What some programs take for the end of a line, besides those that JSON escapes anyway.
+_line_ends = re.compile("[\x85\u2028\u2029]")
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encode(data: Any) -> str:
+    """JSON on one line, as it is stored and sent."""
+    text = _encode(data)
+    return _line_ends.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if _line_ends.search(text) else text
+
+
+def event(run_id: UUID, seq: int, type: str, data: str, at: datetime) -> str:
+    """The Event of the wire contract, around data that is JSON already."""
+    return f'{{"run":"{run_id}","seq":{seq},"type":"{type}","data":{data},"at":"{timestamp(at)}"}}'
+
+
+def timestamp(at: datetime) -> str:
+    """ISO 8601 in UTC."""
+    return at.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,204 @@
+"""The shapes of the wire contract, JSON-ready: ids and times are strings, unknown is null, false is false."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+
+from runs.foundation.statements import Prepared
+from runs.models import Cancellation, Run, Session, Worker
+from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
+from runs.wire import statistics
+from runs.wire.encoding import timestamp
+
+Data: TypeAlias = dict[str, Any]
+
+_active = Run.objects.filter(session=OuterRef("pk"))
+
+# What a session's status is derived from; one statement reads it together with the session.
+STATUS = {
+    "pending": Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_at__isnull=True)),
+    "occupied_by": Subquery(_active.filter(status__in=OCCUPYING).values("status")[:1]),
+    "has_queue": Exists(_active.filter(status=RunStatus.QUEUED)),
+    "is_interrupted": Exists(
+        Run.objects.filter(
+            session=OuterRef("pk"),
+            status=RunStatus.INTERRUPTED,
+            resolution__isnull=True,
+        )
+    ),
+}
+
+
+def with_status(sessions: QuerySet[Session]) -> QuerySet[Session]:
+    """Annotate what ``session_status`` reads."""
+    return sessions.annotate(**STATUS)
+
+
+def filter_status(sessions: QuerySet[Session], status: str) -> QuerySet[Session]:
+    """Annotated sessions that show ``status``."""
+    free = Q(occupied_by__isnull=True)
+    return sessions.filter(
+        {
+            SessionStatus.RUNNING: Q(occupied_by=RunStatus.RUNNING),
+            SessionStatus.WAITING: Q(occupied_by=RunStatus.WAITING),
+            SessionStatus.INTERRUPTED: free & Q(is_interrupted=True),
+            SessionStatus.QUEUED: free & Q(is_interrupted=False, has_queue=True),
+            SessionStatus.IDLE: free & Q(is_interrupted=False, has_queue=False),
+        }[SessionStatus(status)]
+    )
+
+
+def session_status(session: Any) -> str:
+    """The status of an annotated session."""
+    if session.occupied_by is not None:
+        return str(session.occupied_by)
+    if session.is_interrupted:
+        return SessionStatus.INTERRUPTED
+    return SessionStatus.QUEUED if session.has_queue else SessionStatus.IDLE
+
+
+@Prepared
+def _active_of(session_ids: Any) -> QuerySet[Run]:
+    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("line")
+
+
+def sessions(page: Iterable[Session]) -> list[Data]:
+    """Session for each of these annotated ones, in a fixed number of queries."""
+    page = list(page)
+    ids = [session.id for session in page]
+    numbers = statistics.of_sessions(ids)
+    active: dict[UUID, Run] = {}
+    queued: dict[UUID, list[Data]] = defaultdict(list)
+    occupying = []
+    for run in _active_of(ids):
+        if run.status == RunStatus.QUEUED:
+            queued[run.session_id].append(
+                {
+                    "run": str(run.id),
+                    "message": run.message_id,
+                    "input": run.input,
+                    "created_at": timestamp(run.created_at),
+                }
+            )
+        else:
+            active[run.session_id] = run
+            occupying.append(run)
+    represented = dict(zip([run.session_id for run in occupying], runs(occupying), strict=True))
+    return [
+        {
+            "id": str(session.id),
+            "title": session.title,
+            "agent": session.agent,
+            "origin": session.origin,
+            "status": session_status(session),
+            "active_run": represented.get(session.id),
+            "queued": queued[session.id],
+            "created_at": timestamp(session.created_at),
+            "updated_at": timestamp(session.updated_at),
+            "cancellation_pending": session.pending,  # type: ignore[attr-defined]
+            "cancellation_revision": session.cancellation_revision,
+            "statistics": numbers[session.id],
+        }
+        for session in page
+    ]
+
+
+def summary(session: Session) -> Data:
+    """The line of an annotated session in its owner's list."""
+    return {
+        "id": str(session.id),
+        "title": session.title,
+        "status": session_status(session),
+        "updated_at": timestamp(session.updated_at),
+    }
+
+
+def runs(page: Sequence[Run]) -> list[Data]:
+    """Run for each, in a fixed number of queries."""
+    latest: dict[UUID, Cancellation] = {}
+    # Every acceptance leaves its mark on the run, so where there is none, nothing need be looked for.
+    if asked := [run.id for run in page if run.cancel_requested_at is not None]:
+        operations = Cancellation.objects.filter(run__in=asked).select_related("requested_by")
+        latest = {operation.run_id: operation for operation in operations.order_by("accepted_at")}
+    return [_run(run, latest.get(run.id)) for run in page]
+
+
+def run(run: Run) -> Data:
+    """Run."""
+    return runs([run])[0]
+
+
+def cancellation(operation: Cancellation) -> Data:
+    """Cancellation."""
+    return {
+        "id": str(operation.id),
+        "session": str(operation.session_id),
+        "run": str(operation.run_id),
+        "source": operation.source,
+        "reason": operation.reason,
+        "requested_by": operation.requested_by.get_username() if operation.requested_by else None,
+        "accepted_at": timestamp(operation.accepted_at),
+        "settled_at": _time(operation.settled_at),
+        "outcome": operation.outcome,
+        "escalated": operation.escalated,
+    }
+
+
+def nothing_to_cancel(
+    session_id: UUID, run_id: UUID | None, *, source: str, reason: str, requested_by: Any
+) -> Data:
+    """The Cancellation of what had ended already: a success that says so, and no row."""
+    return {
+        "id": None,
+        "session": str(session_id),
+        "run": str(run_id) if run_id else None,
+        "source": source,
+        "reason": reason,
+        "requested_by": requested_by.get_username() if requested_by else None,
+        "accepted_at": None,
+        "settled_at": None,
+        "outcome": CancelOutcome.ALREADY_FINISHED,
+        "escalated": False,
+    }
+
+
+def worker(found: Worker) -> Data:
+    """Worker."""
+    return {
+        "id": str(found.id),
+        "host": found.host,
+        "pid": found.pid,
+        "version": found.version,
+        "started_at": timestamp(found.started_at),
+        "heartbeat_at": timestamp(found.heartbeat_at),
+        "active_runs": found.active_runs,
+        "stragglers": found.stragglers,
+    }
+
+
+def _run(run: Run, operation: Cancellation | None) -> Data:
+    return {
+        "id": str(run.id),
+        "session": str(run.session_id),
+        "position": run.position,
+        "status": run.status,
+        "resolution": run.resolution,
+        "on_disconnect": run.on_disconnect,
+        "resumes": str(run.resumes_id) if run.resumes_id else None,
+        "retries": str(run.retries_id) if run.retries_id else None,
+        "error": {"code": run.error_code, "message": run.error_message} if run.error_code else None,
+        "cancellation": cancellation(operation) if operation else None,
+        "statistics": statistics.of_run(run),
+        "last_seq": run.last_seq,
+        "created_at": timestamp(run.created_at),
+        "started_at": _time(run.started_at),
+        "finished_at": _time(run.finished_at),
+    }
+
+
+def _time(at: datetime | None) -> str | None:
+    return timestamp(at) if at else None

@@ -1,0 +1,74 @@
+"""The numbers of runs, and of sessions as the sum of theirs.
+
+The counts themselves are written with the events they count (``runs.log.events``); unknown is None, never 0.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count, Q, QuerySet, Sum
+
+from runs.foundation.statements import Prepared
+from runs.models import Run
+
+_SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
+_IS_ESTIMATED = Q(tokens_estimated=True) | Q(open_input_tokens__gt=0) | Q(open_output_tokens__gt=0)
+_SUMS = {
+    "runs": Count("id"),
+    "estimated": Count("id", filter=_IS_ESTIMATED),
+    "open_input": Sum("open_input_tokens"),
+    "open_output": Sum("open_output_tokens"),
+    **{f"total_{name}": Sum(name) for name in _SUMMED},
+}
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """The run's statistics as in the wire contract; LLM calls in progress count at their estimate."""
+    is_open = run.open_input_tokens > 0 or run.open_output_tokens > 0
+    return {
+        "message_count": run.message_count,
+        "llm_calls": run.llm_calls,
+        "tool_calls": run.tool_calls,
+        "input_tokens": sum_known(run.input_tokens, run.open_input_tokens),
+        "output_tokens": sum_known(run.output_tokens, run.open_output_tokens),
+        "tokens_estimated": run.tokens_estimated or is_open,
+        "duration_ms": run.duration_ms,
+        "first_token_ms": run.first_token_ms,
+    }
+
+
+def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
+    """The statistics of each session, summed from its runs in one query."""
+    ids = list(session_ids)
+    found = {session_id: dict(zip(_SUMS, sums, strict=True)) for session_id, *sums in _sums_of(ids)}
+    return {session_id: _of_row(found.get(session_id)) for session_id in ids}
+
+
+@Prepared
+def _sums_of(session_ids: Any) -> QuerySet[Run, tuple[Any, ...]]:
+    grouped = Run.objects.filter(session__id__in=session_ids).values("session").annotate(**_SUMS)
+    return grouped.values_list("session", *_SUMS)
+
+
+def _of_row(row: dict[str, Any] | None) -> dict[str, Any]:
+    if row is None:
+        return {
+            "runs": 0, "message_count": 0, "llm_calls": 0, "tool_calls": 0,
+            "input_tokens": None, "output_tokens": None, "tokens_estimated": False, "duration_ms": 0,
+        }  # fmt: skip
+    return {
+        "runs": row["runs"],
+        "message_count": row["total_message_count"],
+        "llm_calls": row["total_llm_calls"],
+        "tool_calls": row["total_tool_calls"],
+        "input_tokens": sum_known(row["total_input_tokens"], row["open_input"]),
+        "output_tokens": sum_known(row["total_output_tokens"], row["open_output"]),
+        "tokens_estimated": row["estimated"] > 0,
+        "duration_ms": row["total_duration_ms"],
+    }
+
+
+def sum_known(known: int | None, open_tokens: int) -> int | None:
+    """Tokens that are known and those of calls in progress; None while nothing is known."""
+    return known + open_tokens if known is not None else (open_tokens or None)

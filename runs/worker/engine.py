@@ -1,0 +1,138 @@
+"""What of the engine lives in every process that serves: the bus, the feeds, the checkpoints, the sweep."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AsyncExitStack
+from types import MappingProxyType
+from typing import Any, Self
+from uuid import UUID
+
+from django.conf import settings
+
+from runs import agents, process
+from runs.foundation.database import AWAY, in_thread
+from runs.foundation.tasks import end
+from runs.lifecycle import liveness
+from runs.live import follow
+from runs.live.bus import Bus
+from runs.live.hub import Hub
+from runs.memory.checkpoints import Checkpoints
+from runs.models import Worker
+from runs.recovery import sweep
+from runs.stopping.executor import TrackingExecutor
+from runs.stopping.tracking import track_tasks
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """The engine in a process, on one event loop. It follows, reads and sweeps, and executes nothing."""
+
+    id: UUID | None = None  # of the worker that this process is, if it executes runs
+    executions: Mapping[UUID, Any] = MappingProxyType({})  # what it executes, by run
+    stragglers: Collection[Any] = ()  # executions that were given up on and still work
+
+    def __init__(self, bus: Bus, hub: Hub, checkpoints: Checkpoints) -> None:
+        self.bus = bus
+        self.hub = hub
+        self.checkpoints = checkpoints
+        self.leaving = False
+        self.broken = asyncio.Event()  # set when the process cannot do its work any more
+        self._loop = asyncio.get_running_loop()
+        self.watch = liveness.Watch()
+        self._regular: list[asyncio.Task[None]] = []  # the loops that do something with each heartbeat
+
+    @classmethod
+    async def start(cls) -> Self:
+        """Open all that the process needs, sweep once, and begin to work."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(TrackingExecutor())
+        track_tasks(loop)
+        async with AsyncExitStack() as opened:
+            bus = await Bus.open()
+            opened.push_async_callback(bus.close)
+            checkpoints = await Checkpoints.open()
+            opened.push_async_callback(checkpoints.close)
+            node = cls(bus, Hub.open(bus, follow.snapshots), checkpoints)
+            opened.push_async_callback(node.close)
+            await in_thread(agents.warm_up)
+            await node._begin()
+            opened.pop_all()
+        return node
+
+    async def leave(self, seconds: float) -> None:
+        """Take no more turns and close everything, within ``seconds`` if that is in this process's power."""
+        self.leaving = True
+        await self.close()
+
+    async def close(self) -> None:
+        """Close everything at once."""
+        await end(self._regular)
+        await self._end()
+        if process.current is self:
+            process.current = None
+        await self.hub.close()
+        await self.checkpoints.close()
+        await self.bus.close()
+
+    def offer(self, session_id: UUID) -> bool:
+        """Have the session's first in line executed soon, if this process executes runs; whether it does."""
+        return False
+
+    def seal(self, run_id: UUID) -> None:
+        """If this process executes the run: from now on none of its checkpoints is written any more."""
+
+    async def forget_session(self, session_id: UUID) -> None:
+        """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
+
+    async def beat(self) -> None:
+        """One heartbeat: see that the database takes writes, and so those of the others' heartbeats.
+
+        It waits for no sweep. One that has much to do, or meets a row that somebody holds, may take longer
+        than a worker may be silent.
+        """
+        # One that changes nothing, since none has this id.
+        await in_thread(Worker.objects.filter(id=UUID(int=0)).update, leaving=True)
+        self.watch.beat()
+
+    async def sweep(self) -> None:
+        """Bring into order what was left behind."""
+        await sweep.recover(self.checkpoints, watch=self.watch)
+
+    async def _begin(self) -> None:
+        """Sweep once, then regularly."""
+        process.current = self
+        self._do_regularly(self.beat, "heartbeat")
+        await self.sweep()
+        self._do_regularly(self.sweep, "sweep")
+        for loop in self._side_loops():
+            loop.add_done_callback(self._side_loop_ended)
+
+    async def _end(self) -> None:
+        """End what the process does, while it still has what it needs for that."""
+
+    def _side_loops(self) -> "list[asyncio.Task[None]]":
+        return [*self._regular, *self.bus.tasks, *self.hub.tasks]
+
+    def _side_loop_ended(self, task: "asyncio.Task[None]") -> None:
+        """Without any of its side loops a process only seems to work, so it has to go, loudly."""
+        if not task.cancelled():
+            logger.critical(
+                "The loop %r ended; this process leaves.", task.get_name(), exc_info=task.exception()
+            )
+            self.broken.set()
+
+    def _do_regularly(self, step: Callable[[], Awaitable[None]], name: str) -> None:
+        self._regular.append(asyncio.create_task(_do_forever(step, name), name=name))
+
+
+async def _do_forever(step: Callable[[], Awaitable[None]], name: str) -> None:
+    while True:
+        await asyncio.sleep(settings.RUNS_HEARTBEAT)
+        try:
+            await step()
+        except AWAY as error:  # the next one tells; a worker that misses its beats is taken for dead
+            logger.warning("This %s was not possible: %s", name, error)
+        except Exception:  # the next one may do better, and without any nothing would be found again
+            logger.exception("This %s failed.", name)

@@ -1,0 +1,197 @@
+"""What an execution needs to know of its turn and of those before it, and what the graph is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from django.db.models import QuerySet
+from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command
+
+from runs.foundation.database import in_thread
+from runs.foundation.statements import Prepared
+from runs.lifecycle import transitions
+from runs.log import transcript
+from runs.log.transcript import Transcript
+from runs.memory import brought_messages, state_messages
+from runs.memory.repair import repair
+from runs.models import Run, RunEvent
+from runs.states import TERMINAL, Resolution
+from runs.translation.translator import Known, KnownCall
+
+# Messages, by the namespace of the graph that said them.
+LeftBehind: TypeAlias = list[tuple[state_messages.Namespace, list[BaseMessage]]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A claimed run as its execution finds it."""
+
+    run: Run
+    said: Transcript  # by this run so far, and by the runs it resumes
+    continues: bool  # it resumes a run or has been answered: the checkpoint is in the middle of the turn
+    known: Known
+    seed: list[BaseMessage] = field(default_factory=list)  # what the checkpoint has to begin with
+    # Ended turns before this one whose history is not in order yet, by position.
+    earlier: list[Transcript] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)  # user message ids of retried turns
+    unrepaired: list[UUID] = field(default_factory=list)  # the runs of both
+    order: list[str] = field(default_factory=list)  # user message ids of all turns, if there are such runs
+
+
+@Prepared
+def _run(run_id: Any) -> QuerySet[Run]:
+    return Run.objects.filter(id=run_id)
+
+
+def load(claimed: Run) -> Turn:
+    """Read the turn of a run that was just claimed."""
+    run = _run(claimed.id)[0]
+    run.session = claimed.session
+    continues = run.resumes_id is not None or run.answers is not None
+    # One that has just begun has said nothing yet.
+    said = read(run) if continues or run.claim > 1 else transcript.read(run, ())
+    turn = Turn(run, said, continues, _known(run, said), brought_messages.pending(run.session))
+    _load_earlier(turn)
+    return turn
+
+
+def read(run: Run) -> Transcript:
+    """What a run said, as one turn with the runs it resumes."""
+    resumed = read(run.resumes) if run.resumes is not None else None
+    return transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
+
+
+async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> tuple[Any, LeftBehind]:
+    """Bring the history into order before the turn's first step; what the graph is started with, and what
+    the checkpoint holds of a turn that resumes. May be repeated."""
+    await repair_earlier(graph, turn)
+    return await graph_input(graph, turn), await left_behind(graph, turn)
+
+
+async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> None:
+    """Bring the turns before this one into order: the one place where that happens after an ending without
+    its execution, and where a retry goes back.
+
+    A turn that resumes or was answered finds them in order, unless it died before it came to that. What is
+    in the checkpoint of this turn must stay as it is, since a repair would close its calls.
+    """
+    if not turn.unrepaired or (turn.continues and await _is_under_way(graph, turn)):
+        return
+    session_id = turn.run.session_id
+    await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, seed=turn.seed)
+    await in_thread(transitions.mark_repaired, turn.unrepaired)
+
+
+async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:
+    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
+    return _has_begun(turn, state_messages.messages(state))
+
+
+def _has_begun(turn: Turn, stored: Sequence[BaseMessage]) -> bool:
+    """Whether the turn's user message is in the checkpoint, which holds these."""
+    return any(message.id == said_to(turn) for message in stored)
+
+
+async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
+    """Bring a turn that is about to end into order, once all it said is in the log."""
+    said = await in_thread(lambda: read(Run.objects.get(id=run.id)))
+    seed = await in_thread(brought_messages.pending, run.session)
+    await repair(graph, run.session_id, [said], seed=seed)
+
+
+async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> Any:
+    """What the graph is started with: the user's message, the answers, or nothing but its checkpoint."""
+    run = turn.run
+    message = HumanMessage(run.input, id=run.message_id)
+    if not turn.continues and not turn.seed:
+        return {"messages": [message]}
+    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
+    stored = state_messages.messages(state)
+    # One that continues may have died before its first checkpoint.
+    if not turn.continues or not _has_begun(turn, stored):
+        return {"messages": [*brought_messages.missing(turn.seed, stored), message]}
+    answers = await in_thread(_answers, run)
+    asked = {interrupt.id for interrupt in state.interrupts}
+    given = {question: value for question, value in answers.items() if question in asked}
+    return Command(resume=given) if given else None
+
+
+async def left_behind(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> LeftBehind:
+    """What the checkpoint holds of a turn that resumes, by the namespace of the graph that said it.
+
+    A step is saved before its events are committed, so a crash may leave there what no log has.
+    """
+    if turn.run.resumes_id is None:
+        return []
+    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}}, subgraphs=True)
+    found = [((), state_messages.messages(state)), *state_messages.inside(state)]
+    return [(namespace, _of_turn(turn, messages)) for namespace, messages in found]
+
+
+def _of_turn(turn: Turn, messages: list[BaseMessage]) -> list[BaseMessage]:
+    """What follows the turn's user message. A graph inside that was not given it may remember earlier turns;
+    of its messages only the results of tools can be told to be of this one."""
+    begin = next((i for i, message in enumerate(messages) if message.id == said_to(turn)), None)
+    if begin is None:
+        return [message for message in messages if isinstance(message, ToolMessage)]
+    return messages[begin:]
+
+
+def said_to(turn: Turn) -> str:
+    """The id of the turn's user message in the graph."""
+    return turn.said.user.id
+
+
+@Prepared
+def _unrepaired(session_id: Any, position: Any) -> QuerySet[Run]:
+    before = Run.objects.filter(session=session_id, position__lt=position)
+    return before.filter(status__in=TERMINAL, repaired=False).order_by("position")
+
+
+def _load_earlier(turn: Turn) -> None:
+    first = turn.run
+    while first.resumes is not None:
+        first = first.resumes
+    for one in _unrepaired(first.session_id, first.position):
+        turn.unrepaired.append(one.id)
+        if one.resolution == Resolution.RETRIED:
+            if one.message_id not in turn.dropped:
+                turn.dropped.append(one.message_id)
+        elif one.resolution != Resolution.RESUMED:  # those are read with the run that resumed them
+            turn.earlier.append(read(one))
+    if turn.unrepaired:
+        begun = Run.objects.filter(session=first.session_id, resumes=None, position__isnull=False)
+        turn.order = list(begun.order_by("position").values_list("message_id", flat=True))
+
+
+def _answers(run: Run) -> dict[str, Any]:
+    answers = _answers(run.resumes) if run.resumes is not None else {}
+    return answers | (run.answers or {})
+
+
+def _known(run: Run, said: Transcript) -> Known:
+    calls = []
+    for call in said.calls:
+        # An open call of a resumed run is begun again by this one, and logged as begun.
+        is_own = run.resumes_id is None or not call.is_open
+        calls.append(
+            KnownCall(
+                call.id,
+                call.message,
+                call.name,
+                call.args,
+                started=call.started and is_own,
+                ended=not call.is_open,
+                counted=call.started,
+                may_have_begun=not is_own and (call.started or call.may_have_begun),
+            )
+        )
+    last: Sequence[Any] = said.messages[-1:]
+    return Known(
+        messages=frozenset(message.id for message in said.messages if message.status == "complete"),
+        calls=tuple(calls),
+        ends_with_text=bool(last) and bool(last[0].text) and not last[0].calls,
+    )

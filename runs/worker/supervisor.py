@@ -1,0 +1,300 @@
+"""The process that executes runs: registry of executions, heartbeat, drain."""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from django.conf import settings
+from django.db.models.functions import Now
+
+from runs.foundation import log_context
+from runs.foundation.database import in_thread
+from runs.foundation.host import this_host
+from runs.foundation.tasks import end
+from runs.lifecycle import dispatch, jobs, liveness, transitions
+from runs.live.bus import Bus, Message, worker_group
+from runs.live.hub import Hub
+from runs.log.writer import EventWriter
+from runs.memory.checkpoints import Checkpoints
+from runs.models import Run, Worker
+from runs.recovery import sweep
+from runs.states import RunStatus
+from runs.worker import titles
+from runs.worker.engine import Engine
+from runs.worker.execution import Execution, StopReason
+
+logger = logging.getLogger(__name__)
+
+VERSION = "1.0.0"
+
+# Of the time to leave, this part is for turns that may still end by themselves.
+_DRAIN_SHARE = 0.5
+# A checkpoint on its way to the disk is waited for this long.
+_SEAL_SECONDS = 10
+
+
+class Supervisor(Engine):
+    """The engine in a process that executes runs."""
+
+    def __init__(self, bus: Bus, hub: Hub, checkpoints: Checkpoints) -> None:
+        super().__init__(bus, hub, checkpoints)
+        self.id: UUID = uuid4()
+        self._executes = True
+        self.writer = EventWriter()
+        self.executions: dict[UUID, Execution] = {}
+        self.stragglers: set[Execution] = set()
+        self._thread = threading.get_ident()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
+        self._strays: set[tuple[UUID, int]] = set()  # by the last sweep: run and claim
+        self._after: set[asyncio.Task[None]] = set()  # what is still done for runs that have ended
+        # Sessions offered while there was no room, in order, each with the claim that is waited for.
+        self._wanted: dict[UUID, asyncio.Future[None]] = {}
+        self._queue: asyncio.Task[None] | None = None
+
+    async def _begin(self) -> None:
+        log_context.bind(worker=self.id)
+        await self.bus.listen(worker_group(self.id), self._hear)
+        await in_thread(self._register)
+        self.writer.start()
+        if dispatch.is_shared():
+            self._queue = asyncio.create_task(jobs.take_forever(self.take, liveness.patience()), name="queue")
+        await super()._begin()
+
+    def _side_loops(self) -> "list[asyncio.Task[None]]":
+        return [*super()._side_loops(), *self.writer.tasks, *([self._queue] if self._queue else [])]
+
+    async def leave(self, seconds: float) -> None:
+        """Take no more turns, let those in hand come to a step, mark the rest interrupted, close everything.
+
+        Done within ``seconds`` as far as it is in this process's power; a caller that must be gone by
+        then ends the process. Turns that may go on are handed over if another worker is there.
+        """
+        deadline = self._loop.time() + seconds
+        self.leaving = True  # nothing is claimed any more; what executes can still be sealed
+        await self._take_no_jobs()
+        for claimed in self._wanted.values():
+            claimed.cancel()
+        self._wanted.clear()
+        # Others see at once that there is nobody here to hand anything over to.
+        await asyncio.gather(in_thread(self._sign_of_life), *self._claims, return_exceptions=True)
+        for execution in self.executions.values():
+            execution.drain()
+        await self._ended(seconds * _DRAIN_SHARE)
+        for execution in list(self.executions.values()):
+            execution.stop(StopReason.SHUTDOWN)
+        await self._ended(deadline - self._loop.time())
+        await self.close()
+
+    async def _end(self) -> None:
+        """What still executes is left to the next sweep."""
+        self._executes = False
+        await self._take_no_jobs()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(self._after)
+        await self.writer.close()
+        await in_thread(sweep.remove_worker, Worker.objects.filter(id=self.id))
+
+    async def _take_no_jobs(self) -> None:
+        if self._queue is not None:
+            await end([self._queue])
+
+    def offer(self, session_id: UUID) -> bool:
+        """Claim and execute the session's first in line, when there is room. From any thread."""
+        if self._executes:
+            self._loop.call_soon_threadsafe(self._want, session_id)
+        return self._executes
+
+    async def take(self, session_id: UUID) -> None:
+        """Claim and execute the session's first in line, when there is room; returns when it was claimed.
+
+        On the loop. Whoever waits may be cancelled; the claim goes on.
+        """
+        await asyncio.wait({self._want(session_id)})
+
+    def seal(self, run_id: UUID) -> None:
+        """Let no checkpoint of this run be written any more. From any thread; waits unless on the loop."""
+        execution = self.executions.get(run_id)
+        if execution is None or not self._executes:
+            return
+        if threading.get_ident() == self._thread:
+            execution.stop(StopReason.FENCED)
+        else:
+            asyncio.run_coroutine_threadsafe(execution.seal(), self._loop).result(_SEAL_SECONDS)
+
+    async def forget_session(self, session_id: UUID) -> None:
+        """Stop what executes for a session that is being deleted; afterwards nothing here writes for it."""
+        mine = self._of_session(session_id)
+        for execution in mine:
+            execution.stop(StopReason.FENCED)
+        await asyncio.gather(*(execution.ended.wait() for execution in mine))
+
+    async def beat(self) -> None:
+        """One heartbeat: a sign of life, and a look at the marks on one's own runs."""
+        if not await in_thread(self._sign_of_life):
+            # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
+            await in_thread(self._register)
+        self.watch.beat()
+        for run_id, reason in await in_thread(self._marks):
+            if execution := self.executions.get(run_id):
+                execution.stop(reason)
+
+    async def sweep(self) -> None:
+        await sweep.recover(self.checkpoints, self.id, self.watch)
+        await self._end_strays()
+
+    async def _end_strays(self) -> None:
+        """Interrupt the runs that are ours by the database's word and that nothing here executes.
+
+        The database went away after it had committed a claim and before it had said so, or an ending could
+        not be written. Only at the second sweep that finds it so: an ending may have come in between.
+        """
+        ours = await in_thread(self._running)
+        claiming = set(self._claims.values())
+        strays = {
+            (run_id, claim)
+            for run_id, session_id, claim in ours
+            if run_id not in self.executions and session_id not in claiming
+        }
+        lost = [run_id for run_id, _ in strays & self._strays]
+        if lost:
+            logger.warning("Nothing here executes these runs of ours, so they are interrupted: %s", lost)
+            await in_thread(sweep.interrupt_lost, lost, self.id)
+        self._strays = strays
+
+    def _want(self, session_id: UUID) -> asyncio.Future[None]:
+        claimed = self._wanted.get(session_id) or self._loop.create_future()
+        if self.leaving:
+            claimed.cancel()
+        else:
+            self._wanted[session_id] = claimed
+            self._claim_wanted()
+        return claimed
+
+    def _claim_wanted(self) -> None:
+        while self._wanted and len(self.executions) + len(self._claims) < settings.RUNS_CONCURRENCY:
+            session_id = next(iter(self._wanted))
+            claimed = self._wanted.pop(session_id)
+            task = asyncio.create_task(self._claim(session_id), name=f"claim {session_id}")
+            self._claims[task] = session_id
+            task.add_done_callback(self._claimed)
+            task.add_done_callback(partial(_tell, claimed))
+
+    def _claimed(self, task: asyncio.Task[None]) -> None:
+        self._claims.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("A claim failed; the sweep offers the session again.", exc_info=error)
+        self._claim_wanted()
+
+    async def _claim(self, session_id: UUID) -> None:
+        run = await in_thread(transitions.claim, session_id, self.id)
+        if run is None:
+            return
+        # A run that was ended without its execution: this one may not have heard of it yet.
+        for earlier in self._of_session(session_id):
+            await earlier.fence()
+        execution = Execution(run, self.writer, self.checkpoints, self._afterwards)
+        self.executions[run.id] = execution
+        task = asyncio.create_task(self._execute(execution), name=f"run {run.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _execute(self, execution: Execution) -> None:
+        log_context.bind(worker=self.id, session=execution.run.session_id, run=execution.run.id)
+        try:
+            await execution.run_to_its_end()
+            if self.leaving:
+                await self._hand_over(execution.run.id)
+            else:
+                self._afterwards(titles.improve(execution.run), f"title {execution.run.id}")
+        finally:
+            if self.executions.get(execution.run.id) is execution:  # not the one that goes on after an answer
+                del self.executions[execution.run.id]
+            if execution.straggles(lambda: self.stragglers.discard(execution)):
+                self.stragglers.add(execution)
+            self._claim_wanted()
+
+    def _afterwards(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._after.add(task)
+        task.add_done_callback(self._after.discard)
+
+    async def _hand_over(self, run_id: UUID) -> None:
+        try:
+            await sweep.hand_over(run_id, self.checkpoints, self.id)
+        except Exception:  # a graph's own reducers may raise anything, and the process leaves all the same
+            logger.exception("Run %s is left to its user.", run_id)
+
+    def _of_session(self, session_id: UUID) -> list[Execution]:
+        return [one for one in self.executions.values() if one.run.session_id == session_id]
+
+    async def _ended(self, seconds: float) -> None:
+        tasks = list(self._tasks)
+        if tasks and seconds > 0:
+            await asyncio.wait(tasks, timeout=seconds)
+
+    def _hear(self, message: Message) -> None:
+        if execution := self.executions.get(UUID(message["run"])):
+            execution.stop(StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL)
+
+    def _register(self) -> None:
+        host, boot = this_host()
+        pid = os.getpid()
+        Worker.objects.update_or_create(
+            id=self.id,
+            defaults={
+                "host": host,
+                "boot": boot,
+                "pid": pid,
+                "pid_started": liveness.process_started(pid),
+                "version": VERSION,
+                "heartbeat_at": Now(),
+            },
+        )
+
+    def _sign_of_life(self) -> bool:
+        changed = Worker.objects.filter(id=self.id).update(
+            heartbeat_at=Now(),
+            active_runs=len(self.executions),
+            stragglers=len(self.stragglers),
+            leaving=self.leaving,
+        )
+        return changed == 1
+
+    def _running(self) -> list[tuple[UUID, UUID, int]]:
+        """The runs that this worker executes as far as the database knows: id, session, claim."""
+        ours = Run.objects.filter(worker=self.id, status=RunStatus.RUNNING)
+        return list(ours.values_list("id", "session_id", "claim"))
+
+    def _marks(self) -> list[tuple[UUID, StopReason]]:
+        """What happened to the runs in hand without our having been told."""
+        mine = list(self.executions)
+        found = {
+            row[0]: row[1:]
+            for row in Run.objects.filter(id__in=mine).values_list(
+                "id", "status", "claim", "cancel_requested_at"
+            )
+        }
+        marks = []
+        for run_id in mine:
+            execution = self.executions.get(run_id)
+            status, claim, cancelled = found.get(run_id, ("", 0, None))
+            if execution is None:
+                continue
+            if status != RunStatus.RUNNING or claim != execution.run.claim:
+                marks.append((run_id, StopReason.FENCED))
+            elif cancelled is not None:
+                marks.append((run_id, StopReason.CANCEL))
+        return marks
+
+
+def _tell(waiting: asyncio.Future[None], _: Any) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

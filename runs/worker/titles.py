@@ -1,0 +1,43 @@
+"""A better title than the user's first words, by the agent's policy; outside the turn's numbers."""
+
+import logging
+from uuid import UUID
+
+from runs import agents
+from runs.errors import AgentMismatch, NotFound
+from runs.foundation.database import in_thread
+from runs.lifecycle import transitions
+from runs.models import Run, RunEvent
+from runs.states import EventType, Origin, RunStatus, TitleSource
+
+logger = logging.getLogger(__name__)
+
+TITLE_LIMIT = 200
+
+
+async def improve(run: Run) -> None:
+    """After a session's first answer, put a generated title in place of the words. Never raises."""
+    try:
+        generate = agents.policy_of(run.session.agent).generate_title
+        said = await in_thread(_first_answer, run.id) if generate is not None else None
+        if generate is None or said is None:
+            return
+        title = await generate(*said)
+        if title:
+            await in_thread(transitions.rename, run.session_id, title[:TITLE_LIMIT], TitleSource.GENERATED)
+    except (AgentMismatch, NotFound):
+        pass  # the agent or the session is gone meanwhile
+    except Exception:  # the agent's own function may raise anything; the words are a title, too
+        logger.exception("The title of session %s stays as it is.", run.session_id)
+
+
+def _first_answer(run_id: UUID) -> tuple[str, str] | None:
+    """What the user said and what was answered, if the title is still made of the user's words."""
+    run = Run.objects.select_related("session").filter(id=run_id).first()
+    if run is None or run.status != RunStatus.COMPLETED or run.session.title_source != TitleSource.WORDS:
+        return None
+    if run.session.origin == Origin.API:  # is in no list; a title there would cost a call for nobody
+        return None
+    answers = RunEvent.objects.filter(run=run, type=EventType.MESSAGE_COMPLETED).order_by("-seq")
+    last = answers.first()
+    return (run.input, last.data["text"]) if last is not None and last.data["text"] else None

@@ -1,0 +1,5 @@
+"""The tests, in the rooms of what they test."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent

@@ -39,7 +39,7 @@ TABLE = [(name, None if name.endswith(("_add", "_changelist")) else key, *rest) 
 
 
 @pytest.mark.parametrize("line", TABLE, ids=[f"{method} {name}" for name, _, method, _ in TABLE])
-def test_line_48_the_console_is_for_operators_alone(line, keys, alice, bob, olivia, staff):
+def test_the_console_is_for_operators_alone(line, keys, alice, bob, olivia, staff):
     name, key, method, expected = line
     url = reverse(f"admin:runs_{name}", args=[keys[key]] if key else [])
     before = Run.objects.values().get()
@@ -51,7 +51,7 @@ def test_line_48_the_console_is_for_operators_alone(line, keys, alice, bob, oliv
     assert Run.objects.values().get() == before
 
 
-def test_line_48_every_address_of_the_console_is_in_the_table():
+def test_every_address_of_the_console_is_in_the_table():
     names = set()
     for model, model_admin in admin.site._registry.items():
         if model._meta.app_label == "runs":
@@ -60,7 +60,7 @@ def test_line_48_every_address_of_the_console_is_in_the_table():
 
 
 @pytest.mark.parametrize("model", ["run", "session", "worker", "cancellation", "auditentry"])
-def test_line_48_each_permission_to_view_opens_its_own_pages_and_no_others(staff, keys, model):
+def test_each_permission_to_view_opens_its_own_pages_and_no_others(staff, keys, model):
     browser = staff(f"view_{model}")
     opened = [
         name
@@ -82,7 +82,7 @@ def everything() -> dict:
 
 
 @pytest.mark.parametrize("role", ["superuser", "limited staff"])
-def test_c36_no_page_or_post_changes_what_happened(role, staff, olivia, keys, alice):
+def test_no_page_or_post_changes_what_happened(role, staff, olivia, keys, alice):
     a_call(Run.objects.get())
     every = [
         permission.codename
@@ -134,18 +134,18 @@ def test_c36_no_page_or_post_changes_what_happened(role, staff, olivia, keys, al
     assert after == before
 
 
-def test_line_47_the_events_tool_calls_and_totals_have_no_pages_at_all():
+def test_the_events_tool_calls_and_totals_have_no_pages_at_all():
     registered = {model._meta.model_name for model in admin.site._registry if model._meta.app_label == "runs"}
     assert registered == {"run", "session", "worker", "cancellation", "auditentry"}
 
 
-def test_line_47_there_is_no_permission_to_change_history(db):
+def test_there_is_no_permission_to_change_history(db):
     codenames = Permission.objects.filter(content_type__app_label="runs").values_list("codename", flat=True)
     changing = {name for name in codenames if name.startswith(("add_", "change_", "delete_"))}
     assert changing == {"delete_session"}
 
 
-def test_line_47_an_audit_entry_is_written_once(db):
+def test_an_audit_entry_is_written_once(db):
     entry = AuditEntry.objects.create(actor="olivia", action="cancel", target="x")
     entry.reason = "another"
     for change in (
@@ -163,7 +163,7 @@ def test_line_47_an_audit_entry_is_written_once(db):
 # Logins
 
 
-def test_line_53_logins_to_the_admin_are_throttled(transactional_db, olivia, settings):
+def test_logins_to_the_admin_are_throttled(transactional_db, olivia, settings):
     settings.AXES_FAILURE_LIMIT = 3
     browser = Client()
     login = reverse("admin:login")

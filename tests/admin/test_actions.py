@@ -31,7 +31,7 @@ def status_of(run) -> str:
     return Run.objects.get(id=getattr(run, "id", run)).status
 
 
-def test_line_43_nothing_happens_before_it_is_confirmed_with_a_reason(console, alice):
+def test_nothing_happens_before_it_is_confirmed_with_a_reason(console, alice):
     run = hanging_run(alice)
     before = Run.objects.values().get(id=run.id)
     for more in (
@@ -47,7 +47,7 @@ def test_line_43_nothing_happens_before_it_is_confirmed_with_a_reason(console, a
     assert not AuditEntry.objects.exists()
 
 
-def test_line_43_force_cancel_ends_runs_of_dead_frozen_and_foreign_workers(console, alice):
+def test_force_cancel_ends_runs_of_dead_frozen_and_foreign_workers(console, alice):
     runs = [
         running_run(alice, a_worker(gone=True)),
         hanging_run(alice, a_worker()),
@@ -75,7 +75,7 @@ def test_line_43_force_cancel_ends_runs_of_dead_frozen_and_foreign_workers(conso
     assert [entries[done].details["changed"], entries[str(runs[0].id)].details["changed"]] == [False, True]
 
 
-def test_line_43_cancel_tells_a_living_worker_and_ends_what_has_none(console, alice):
+def test_cancel_tells_a_living_worker_and_ends_what_has_none(console, alice):
     living, dead = running_run(alice, a_worker()), running_run(alice, a_worker(gone=True))
     queued, waiting = a_run(alice), a_run(alice, RunStatus.WAITING)
     asked = words_of(choose(console, "cancel", living, dead, queued, waiting))
@@ -100,7 +100,7 @@ def test_line_43_cancel_tells_a_living_worker_and_ends_what_has_none(console, al
     assert Cancellation.objects.filter(run=living).count() == 1
 
 
-def test_line_43_reconcile_says_what_it_did_to_each(console, alice):
+def test_reconcile_says_what_it_did_to_each(console, alice):
     lost, fine = running_run(alice, a_worker(gone=True)), running_run(alice, a_worker())
     interrupted = a_run(alice, RunStatus.INTERRUPTED)
     words = words_of(do(console, "reconcile", lost, fine, interrupted))
@@ -136,7 +136,7 @@ def test_dismiss_closes_an_interrupted_run_and_no_other(console, alice):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_line_43_each_action_has_its_own_permission(staff, alice, action):
+def test_each_action_has_its_own_permission(staff, alice, action):
     others = [f"{other}_run" for other in ACTIONS if other != action]
     run = a_run(alice, RunStatus.INTERRUPTED if action in ("resume", "dismiss") else RunStatus.QUEUED)
     browser = staff("view_run", *others)
@@ -154,7 +154,7 @@ def test_line_43_each_action_has_its_own_permission(staff, alice, action):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_line_43_an_operation_looks_at_the_permission_itself(alice, bob, action):
+def test_an_operation_looks_at_the_permission_itself(alice, bob, action):
     run = a_run(alice)
     operation = commands.COMMANDS[action].perform
     with pytest.raises(Forbidden):

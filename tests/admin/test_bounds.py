@@ -30,7 +30,7 @@ def the_list(browser, name="run", query=""):
     return words_of(browser.get(f"{reverse(f'admin:runs_{name}_changelist')}?{query}"))
 
 
-def test_c37_pages_lead_no_further_than_what_is_counted(console, runs, monkeypatch):
+def test_pages_lead_no_further_than_what_is_counted(console, runs, monkeypatch):
     monkeypatch.setattr(paging, "COUNTED", 4)
     monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
     assert runs_listed(console, p=1) + runs_listed(console, p=2) == runs[:4]
@@ -39,7 +39,7 @@ def test_c37_pages_lead_no_further_than_what_is_counted(console, runs, monkeypat
     assert "at least" not in the_list(console)
 
 
-def test_c37_an_order_without_an_index_is_that_of_the_latest(console, runs, monkeypatch):
+def test_an_order_without_an_index_is_that_of_the_latest(console, runs, monkeypatch):
     by_tokens = {"o": "-5"}
     assert runs_listed(console, **by_tokens) == runs[::-1]
     monkeypatch.setattr(paging, "COUNTED", 4)
@@ -50,7 +50,7 @@ def test_c37_an_order_without_an_index_is_that_of_the_latest(console, runs, monk
     assert runs_listed(console, o="3") == runs[:1:-1], "the oldest of all"
 
 
-def test_c37_what_has_no_index_is_looked_for_among_the_latest(console, runs, monkeypatch):
+def test_what_has_no_index_is_looked_for_among_the_latest(console, runs, monkeypatch):
     for run in runs:
         at(run, agent="rare")
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 3)
@@ -65,7 +65,7 @@ def test_c37_what_has_no_index_is_looked_for_among_the_latest(console, runs, mon
     assert LOOKED_THROUGH not in the_list(console, query="agent=rare")
 
 
-def test_c37_what_lies_behind_is_reached_by_its_day_and_other_filters(console, alice, runs, monkeypatch):
+def test_what_lies_behind_is_reached_by_its_day_and_other_filters(console, alice, runs, monkeypatch):
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 2)
     old = a_run(alice, RunStatus.FAILED)
     long_ago = timezone.now() - timedelta(days=40)
@@ -84,7 +84,7 @@ def test_a_day_that_is_none_finds_nothing_and_breaks_nothing(console, runs, name
     assert answer.status_code == 200
 
 
-def test_c37_a_search_leads_to_so_many_sessions_and_says_so(console, alice, bob, monkeypatch):
+def test_a_search_leads_to_so_many_sessions_and_says_so(console, alice, bob, monkeypatch):
     mine = [a_run(alice, text=f"Trip number {number}") for number in range(3)]
     his = a_run(bob, text="Something about alice")
     assert set(runs_listed(console, q="trip")) == set(mine)
@@ -96,7 +96,7 @@ def test_c37_a_search_leads_to_so_many_sessions_and_says_so(console, alice, bob,
     assert LOOKED_THROUGH in the_list(console, "session", "q=trip")
 
 
-def test_c37_titles_are_looked_through_among_the_latest_sessions(console, alice, bob, monkeypatch):
+def test_titles_are_looked_through_among_the_latest_sessions(console, alice, bob, monkeypatch):
     first = a_run(alice, text="A needle")
     second = a_run(bob, text="Hay")
     long_ago = timezone.now() - timedelta(days=1)
@@ -108,9 +108,7 @@ def test_c37_titles_are_looked_through_among_the_latest_sessions(console, alice,
     assert runs_listed(console, q="alice") == [first], "to owners an index leads"
 
 
-def test_c37_the_name_of_one_account_is_not_lost_among_others_like_it(
-    console, django_user_model, monkeypatch
-):
+def test_the_name_of_one_account_is_not_lost_among_others_like_it(console, django_user_model, monkeypatch):
     monkeypatch.setattr(searching, "OWNERS", 1)
     longer, called = (django_user_model.objects.create_user(name) for name in ("annabel", "anna"))
     a_run(longer)
@@ -137,7 +135,7 @@ def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, mo
     assert set(runs_listed(console, attention="effect_unknown")) == {str(run.id) for run in found[1:]}
 
 
-def test_c37_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alice, bob, monkeypatch):
+def test_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alice, bob, monkeypatch):
     for _ in range(2):
         a_call(running_run(alice, a_worker()), effect=Effect.UNKNOWN)
     a_run(bob)

@@ -77,9 +77,7 @@ async def is_now(run, status):
     await eventually(has_come)
 
 
-async def test_line_45_deleting_a_session_ends_its_turn_and_leaves_nothing_behind(
-    engine, model, alice, console
-):
+async def test_deleting_a_session_ends_its_turn_and_leaves_nothing_behind(engine, model, alice, console):
     session = await a_turn_in_mid_answer(model, alice)
     assert await in_thread(checkpoint_rows, session) > 0
     asked = await sync_to_async(console.get)(reverse("admin:runs_session_delete", args=[session]))
@@ -97,7 +95,7 @@ async def test_line_45_deleting_a_session_ends_its_turn_and_leaves_nothing_behin
     assert await in_thread(checkpoint_rows, session) == 0
 
 
-async def test_line_45_deleting_a_user_ends_what_runs_and_takes_all_sessions_along(
+async def test_deleting_a_user_ends_what_runs_and_takes_all_sessions_along(
     engine, model, alice, bob, console
 ):
     session = await a_turn_in_mid_answer(model, alice)
@@ -116,7 +114,7 @@ async def test_line_45_deleting_a_user_ends_what_runs_and_takes_all_sessions_alo
     assert entries[1][1] == "alice"
 
 
-def test_line_45_sessions_and_users_are_deleted_in_bulk(console, alice, bob):
+def test_sessions_and_users_are_deleted_in_bulk(console, alice, bob):
     running = running_run(alice, a_worker())
     a_call(running)
     sessions = [session_of(a_run(alice)).id, session_of(a_run(bob, RunStatus.WAITING)).id, running.session_id]
@@ -130,7 +128,7 @@ def test_line_45_sessions_and_users_are_deleted_in_bulk(console, alice, bob):
     assert list(get_user_model().objects.values_list("username", flat=True)) == ["olivia"]
 
 
-def test_line_45_a_user_with_many_sessions_goes_in_many_small_steps(console, alice, monkeypatch):
+def test_a_user_with_many_sessions_goes_in_many_small_steps(console, alice, monkeypatch):
     monkeypatch.setattr(deletion, "_BATCH", 7)
     Session.objects.bulk_create(Session(owner=alice, agent="assistant") for _ in range(60))
     assert delete(console, "auth_user", alice.pk).status_code == 200
@@ -138,7 +136,7 @@ def test_line_45_a_user_with_many_sessions_goes_in_many_small_steps(console, ali
     assert AuditEntry.objects.get(action="delete_user").details["sessions"] == 60
 
 
-def test_line_45_a_deletion_that_broke_off_can_be_done_again(console, alice, monkeypatch):
+def test_a_deletion_that_broke_off_can_be_done_again(console, alice, monkeypatch):
     sessions = [session_of(a_run(alice)).id for _ in range(3)]
     delete_rows = deletion._delete_rows
 
@@ -158,7 +156,7 @@ def test_line_45_a_deletion_that_broke_off_can_be_done_again(console, alice, mon
     assert rows_left() == {}
 
 
-def test_line_45_a_session_that_comes_in_between_is_taken_along(console, alice, monkeypatch):
+def test_a_session_that_comes_in_between_is_taken_along(console, alice, monkeypatch):
     session_of(a_run(alice))
     delete_session = deletion._delete_session
 
@@ -173,7 +171,7 @@ def test_line_45_a_session_that_comes_in_between_is_taken_along(console, alice, 
     assert not get_user_model().objects.filter(username="alice").exists()
 
 
-def test_line_45_nothing_is_deleted_without_a_reason_or_twice(console, alice):
+def test_nothing_is_deleted_without_a_reason_or_twice(console, alice):
     session = session_of(a_run(alice)).id
     asked = console.post(
         reverse("admin:runs_session_delete", args=[session]), {"confirmed": "yes", "reason": " "}
@@ -188,7 +186,7 @@ def test_line_45_nothing_is_deleted_without_a_reason_or_twice(console, alice):
     assert delete_selected(console, "runs_session", [session]).status_code == 200
 
 
-def test_line_45_a_run_is_not_deleted_by_itself_and_the_page_says_what_is(console, alice):
+def test_a_run_is_not_deleted_by_itself_and_the_page_says_what_is(console, alice):
     run = running_run(alice, a_worker())
     url = reverse("admin:runs_run_delete", args=[run.id])
     words = words_of(console.get(url))
@@ -203,7 +201,7 @@ def test_line_45_a_run_is_not_deleted_by_itself_and_the_page_says_what_is(consol
 
 
 @pytest.mark.parametrize("name", ["runs_session", "auth_user"])
-def test_line_45_deleting_needs_its_permission(staff, alice, name):
+def test_deleting_needs_its_permission(staff, alice, name):
     session = session_of(a_run(alice))
     key = session.id if name == "runs_session" else alice.pk
     browser = staff("view_session", "view_run", "view_user")
@@ -213,7 +211,7 @@ def test_line_45_deleting_needs_its_permission(staff, alice, name):
     assert not AuditEntry.objects.exists()
 
 
-def test_line_45_who_deletes_their_own_account_is_logged_out(transactional_db, olivia, django_user_model):
+def test_who_deletes_their_own_account_is_logged_out(transactional_db, olivia, django_user_model):
     other = logged_in(django_user_model.objects.create_superuser("oscar", password="x"))
     oscar = django_user_model.objects.get(username="oscar")
     a_run(oscar)

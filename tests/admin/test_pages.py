@@ -49,7 +49,7 @@ def at(run, **fields):
 # Lists
 
 
-def test_line_42_what_hangs_comes_first_then_the_newest(console, alice):
+def test_what_hangs_comes_first_then_the_newest(console, alice):
     now = timezone.now()
     older = a_run(alice, RunStatus.COMPLETED)
     newer = a_run(alice, RunStatus.COMPLETED)
@@ -64,7 +64,7 @@ def test_line_42_what_hangs_comes_first_then_the_newest(console, alice):
     assert runs_listed(console, o="-3") == by_age[::-1]
 
 
-def test_line_42_a_turn_that_nobody_takes_hangs_too(console, alice):
+def test_a_turn_that_nobody_takes_hangs_too(console, alice):
     untaken, fresh = a_run(alice), a_run(alice)
     for run in (untaken, fresh):
         a_run(alice, RunStatus.QUEUED, str(session_of(run).id))
@@ -78,7 +78,7 @@ def test_line_42_a_turn_that_nobody_takes_hangs_too(console, alice):
     assert words_of(console.get(reverse("admin:runs_run_changelist"))).count("queued not taken") == 2
 
 
-def test_line_42_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
+def test_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
     monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
     hanging = [str(hanging_run(alice, seconds=1000 - n).id) for n in range(4)]
     others = [a_run(alice) for _ in range(4)]
@@ -88,7 +88,7 @@ def test_line_42_what_hangs_comes_once_over_all_pages(console, alice, monkeypatc
     assert sorted([*pages[1][1:], *pages[2]]) == sorted(others)
 
 
-def test_line_42_the_list_is_filtered_by_all_it_shows(console, alice, bob):
+def test_the_list_is_filtered_by_all_it_shows(console, alice, bob):
     worker, other = a_worker(), a_worker()
     mine = hanging_run(alice, worker)
     a_call(mine, effect="unknown")
@@ -121,7 +121,7 @@ def test_line_42_the_list_is_filtered_by_all_it_shows(console, alice, bob):
     assert {query: set(runs_listed(console, **dict([query]))) for query in expected} == expected
 
 
-def test_line_42_runs_are_found_by_ids_owner_and_title(console, alice, bob):
+def test_runs_are_found_by_ids_owner_and_title(console, alice, bob):
     run = a_run(alice, text="Plans for Rome")
     a_run(bob, text="Something else")
     session = session_of(run)
@@ -146,14 +146,14 @@ def test_line_42_runs_are_found_by_ids_owner_and_title(console, alice, bob):
     ],
 )
 @pytest.mark.parametrize("name", ["run", "session", "cancellation", "auditentry", "worker"])
-def test_c37_no_query_string_breaks_a_list(console, alice, name, query):
+def test_no_query_string_breaks_a_list(console, alice, name, query):
     a_run(alice)
     response = console.get(f"{reverse(f'admin:runs_{name}_changelist')}?{query}", follow=True)
     assert response.status_code == 200
 
 
 @pytest.mark.parametrize("name", ["run", "session", "cancellation", "auditentry", "worker"])
-def test_c37_the_queries_of_a_list_do_not_grow_with_it(console, olivia, name):
+def test_the_queries_of_a_list_do_not_grow_with_it(console, olivia, name):
     def fill(number):
         for index in range(number):
             owner = get_user_model().objects.create(username=f"user-{name}-{Run.objects.count()}-{index}")
@@ -173,7 +173,7 @@ def test_c37_the_queries_of_a_list_do_not_grow_with_it(console, olivia, name):
     assert len(many) == len(few) <= 15, [query["sql"][:150] for query in many]
 
 
-def test_c37_a_list_counts_no_further_than_its_bound(console, alice, monkeypatch):
+def test_a_list_counts_no_further_than_its_bound(console, alice, monkeypatch):
     monkeypatch.setattr(paging, "COUNTED", 3)
     for _ in range(5):
         a_run(alice)
@@ -181,7 +181,7 @@ def test_c37_a_list_counts_no_further_than_its_bound(console, alice, monkeypatch
     assert "at least 3 runs" in words_of(response)
 
 
-def test_line_42_sessions_workers_cancellations_and_audit_entries_are_listed(console, alice, olivia):
+def test_sessions_workers_cancellations_and_audit_entries_are_listed(console, alice, olivia):
     worker = a_worker(active_runs=3, stragglers=2, heartbeat_at=timezone.now() - timedelta(minutes=3))
     run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "too slow")
@@ -204,7 +204,7 @@ def test_line_42_sessions_workers_cancellations_and_audit_entries_are_listed(con
 # Pages
 
 
-def test_line_42_a_runs_page_shows_all_there_is_to_know(console, alice, olivia):
+def test_a_runs_page_shows_all_there_is_to_know(console, alice, olivia):
     worker = a_worker(active_runs=7)
     run = running_run(alice, worker)
     log(run, "message.started", message="m1", role="assistant", node="model", namespace=[])
@@ -269,7 +269,7 @@ def test_a_run_that_went_on_in_another_leads_to_it(console, alice, command):
     assert run in words_of(page(console, "run", following))
 
 
-def test_line_42_the_log_is_paged_newest_first(console, alice):
+def test_the_log_is_paged_newest_first(console, alice):
     run = running_run(alice, a_worker())
     for number in range(130):
         log(run, "graph.custom", namespace=[], data=number)
@@ -284,7 +284,7 @@ def test_line_42_the_log_is_paged_newest_first(console, alice):
         assert page(console, "run", run.id, before=odd).status_code == 200
 
 
-async def test_line_42_the_checkpoint_is_shown_as_the_graph_has_it(engine, model, alice, olivia, console):
+async def test_the_checkpoint_is_shown_as_the_graph_has_it(engine, model, alice, olivia, console):
     from runs.foundation.database import in_thread
     from tests.chat.live import eventually
     from tests.fakes import call, say
@@ -306,7 +306,7 @@ async def test_line_42_the_checkpoint_is_shown_as_the_graph_has_it(engine, model
     assert "calls mark completed" in history
 
 
-def test_line_42_an_orphan_in_the_checkpoint_is_named():
+def test_an_orphan_in_the_checkpoint_is_named():
     from langchain_core.messages import AIMessage, HumanMessage
 
     from runs.reading.inspection import examine
@@ -396,7 +396,7 @@ def test_ones_own_chats_need_no_permission_and_leave_no_entry(staff):
     assert not AuditEntry.objects.exists()
 
 
-def test_line_50_what_others_wrote_is_shown_as_text_everywhere(console, alice, olivia):
+def test_what_others_wrote_is_shown_as_text_everywhere(console, alice, olivia):
     alice.username = HOSTILE[:150]
     alice.save()
     run = running_run(alice, a_worker(host=HOSTILE))

@@ -18,9 +18,7 @@ from tests.admin.test_actions import do
 TRIES = 60
 
 
-async def test_line_44_force_cancel_against_completion_leaves_one_terminal_fact(
-    transactional_db, alice, olivia
-):
+async def test_force_cancel_against_completion_leaves_one_terminal_fact(transactional_db, alice, olivia):
     """Two threads end the same run with random timing: one wins, and the other's answer says so."""
     worker = await in_thread(a_worker)
     chance = random.Random(44)
@@ -88,7 +86,7 @@ def told(monkeypatch):
     return heard
 
 
-def test_c18_whoever_is_told_of_an_operators_change_reads_the_new_state(console, alice, told):
+def test_whoever_is_told_of_an_operators_change_reads_the_new_state(console, alice, told):
     for number in range(20):
         run = a_run(alice, RunStatus.WAITING if number % 2 else RunStatus.QUEUED)
         told.clear()
@@ -98,7 +96,7 @@ def test_c18_whoever_is_told_of_an_operators_change_reads_the_new_state(console,
         assert {seen for _, seen in told} == {session.updated_at}
 
 
-def test_c18_a_change_that_is_rolled_back_is_told_to_nobody(alice, olivia, told, monkeypatch):
+def test_a_change_that_is_rolled_back_is_told_to_nobody(alice, olivia, told, monkeypatch):
     run = a_run(alice)
     told.clear()
     with transaction.atomic():

@@ -5,7 +5,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

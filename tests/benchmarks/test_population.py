@@ -84,7 +84,7 @@ def look_at_all(client):
 
 
 @pytest.mark.django_db
-def test_line_46_and_c37_pages_stay_small_and_do_no_more_work_on_a_longer_table():
+def test_pages_stay_small_and_do_no_more_work_on_a_longer_table():
     with bounds_of_a_test():
         with filled(RUNS) as client:
             statuses = Counter(Run.objects.values_list("status", flat=True))

@@ -50,7 +50,7 @@ def give(page: Page, command: str, reason: str) -> None:
     page.locator(".submit-row").get_by_role("button", name=command, exact=True).click()
 
 
-def test_line_42_a_runs_page_follows_the_run_to_its_end(operator, visit, provider):
+def test_a_runs_page_follows_the_run_to_its_end(operator, visit, provider):
     _, gate = start_a_turn(visit(), provider)
     page = newest_run(operator)
     log = page.locator("#log tbody tr").first
@@ -64,7 +64,7 @@ def test_line_42_a_runs_page_follows_the_run_to_its_end(operator, visit, provide
     expect(page.locator("#log")).to_contain_text("run.completed")
 
 
-def test_line_43_a_run_is_force_cancelled_and_its_user_is_told_why(operator, visit, provider):
+def test_a_run_is_force_cancelled_and_its_user_is_told_why(operator, visit, provider):
     chat, _ = start_a_turn(visit(), provider)
     page = newest_run(operator)
     give(page, "Force-cancel", "The <b>provider</b> hangs")
@@ -79,7 +79,7 @@ def test_line_43_a_run_is_force_cancelled_and_its_user_is_told_why(operator, vis
     assert chat.locator("#turns").inner_text() == live
 
 
-def test_line_43_runs_are_cancelled_in_bulk_and_the_report_says_what_changed(operator, visit, provider):
+def test_runs_are_cancelled_in_bulk_and_the_report_says_what_changed(operator, visit, provider):
     start_a_turn(visit(), provider)
     chat, _ = start_a_turn(visit(), provider)
     page = operator.new_page("/admin/runs/run/")
@@ -96,7 +96,7 @@ def test_line_43_runs_are_cancelled_in_bulk_and_the_report_says_what_changed(ope
     expect(chat.locator('[data-mark="stopped"]').last).to_have_text("Stopped by an operator: maintenance")
 
 
-def test_line_45_a_session_is_deleted_and_the_page_of_its_user_leaves(visit, provider):
+def test_a_session_is_deleted_and_the_page_of_its_user_leaves(visit, provider):
     user = visit()
     user.expected = "404"  # its page may ask for the turn once more before it hears of the deletion
     chat, _ = start_a_turn(user, provider)
@@ -108,7 +108,7 @@ def test_line_45_a_session_is_deleted_and_the_page_of_its_user_leaves(visit, pro
     expect(chat).not_to_have_url(re.compile(r"[0-9a-f]{8}-"))
 
 
-def test_line_50_every_page_of_the_console_opens_without_a_complaint(operator, visit, provider):
+def test_every_page_of_the_console_opens_without_a_complaint(operator, visit, provider):
     _, gate = start_a_turn(visit(), provider)
     page = newest_run(operator)
     run = page.url

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 
-def test_line_50_the_api_docs_show_every_operation_and_break_no_policy(visit):
+def test_the_api_docs_show_every_operation_and_break_no_policy(visit):
     page = visit(logged_in=False).new_page("/api/docs/")
     expect(page.get_by_text("Durable, cancellable turns of LangGraph agents.")).to_be_visible()
     operations = page.locator(".opblock")

@@ -80,7 +80,7 @@ def test_a_visitor_logs_in_and_can_type_at_once(visit):
     assert page.request.get("/favicon.ico").headers["content-type"].startswith("image/svg")
 
 
-def test_line_2_a_message_gets_its_answer_word_by_word(visitor, provider):
+def test_a_message_gets_its_answer_word_by_word(visitor, provider):
     message, gate = held(provider, "The first half", " and **the second** half.")
     page = visitor.new_page()
     send(page, message)
@@ -98,7 +98,7 @@ def test_line_2_a_message_gets_its_answer_word_by_word(visitor, provider):
     assert page.locator("#turns").inner_text() == streamed
 
 
-def test_line_3_a_turn_goes_on_when_every_page_is_closed(visit, provider):
+def test_a_turn_goes_on_when_every_page_is_closed(visit, provider):
     message, gate = held(provider, "Before the tab was closed", " and after.")
     first = visit()
     page = first.new_page()
@@ -129,7 +129,7 @@ def test_the_whole_paragraphs_of_an_answer_on_its_way_are_rendered(visitor, prov
     expect(answers(page)).to_contain_text("Then half of it.")
 
 
-def test_line_4_a_page_that_was_cut_off_gets_what_it_missed(visit, provider):
+def test_a_page_that_was_cut_off_gets_what_it_missed(visit, provider):
     message, gate = held(provider, "Before the tunnel,", " inside it, and behind.")
     visitor = visit()
     visitor.expected = "ERR_|WebSocket"
@@ -147,7 +147,7 @@ def test_line_4_a_page_that_was_cut_off_gets_what_it_missed(visit, provider):
     working(page, "completed")
 
 
-def test_line_12_a_second_tab_sees_the_same_and_the_same_stop(visitor, provider):
+def test_a_second_tab_sees_the_same_and_the_same_stop(visitor, provider):
     message, _ = held(provider, "Both tabs see")
     one = visitor.new_page()
     send(one, message)
@@ -169,7 +169,7 @@ def test_line_12_a_second_tab_sees_the_same_and_the_same_stop(visitor, provider)
     working(other, "cancelled")
 
 
-def test_line_24_a_pending_stop_shows_from_the_first_paint(visitor, provider):
+def test_a_pending_stop_shows_from_the_first_paint(visitor, provider):
     page = slow_to_stop(visitor, provider)
     stop_button(page).click()
     expect(page.get_by_text("Stopping…")).to_be_visible()
@@ -195,7 +195,7 @@ def slow_to_stop(visitor, provider) -> Page:
     return page
 
 
-def test_line_32_and_c13_the_words_seen_before_stop_are_the_words_after_reload(visitor, provider):
+def test_the_words_seen_before_stop_are_the_words_after_reload(visitor, provider):
     key = uuid4().hex
     provider.add(Round(numbered(40), Hold(key), numbered(60)), say("Going on."), marker=key)
     page = visitor.new_page("/chat/")
@@ -215,7 +215,7 @@ def test_line_32_and_c13_the_words_seen_before_stop_are_the_words_after_reload(v
     assert any(message["role"] == "assistant" and seen in (message["content"] or "") for message in told)
 
 
-def test_c29_whoever_comes_back_finds_the_running_sign_and_the_stop_button(visit, provider):
+def test_whoever_comes_back_finds_the_running_sign_and_the_stop_button(visit, provider):
     message, _ = held(provider, "Slowly")
     first = visit()
     page = first.new_page()
@@ -234,7 +234,7 @@ def test_c29_whoever_comes_back_finds_the_running_sign_and_the_stop_button(visit
     expect(row).to_have_attribute("data-status", "idle")
 
 
-def test_c29_stop_works_without_javascript(visit, provider):
+def test_stop_works_without_javascript(visit, provider):
     message, _ = held(provider, "No script here")
     page = visit(java_script_enabled=False).new_page("/chat/")
     send(page, message)
@@ -253,7 +253,7 @@ def async_reload(page: Page, wanted):
     return wanted
 
 
-def test_line_25_the_button_recovers_when_the_cancel_cannot_be_sent(visit, provider):
+def test_the_button_recovers_when_the_cancel_cannot_be_sent(visit, provider):
     message, _ = held(provider, "Still going")
     visitor = visit()
     visitor.expected = "ERR_FAILED|WebSocket"
@@ -273,7 +273,7 @@ def test_line_25_the_button_recovers_when_the_cancel_cannot_be_sent(visit, provi
     expect(async_reload(page, page.get_by_text("Stopped", exact=True))).to_be_visible()
 
 
-def test_line_54_a_message_sent_while_the_connection_is_away_is_one_turn(visit, provider):
+def test_a_message_sent_while_the_connection_is_away_is_one_turn(visit, provider):
     visitor = visit()
     visitor.expected = "ERR_|WebSocket"
     page = visitor.new_page("/chat/")
@@ -292,7 +292,7 @@ def test_line_54_a_message_sent_while_the_connection_is_away_is_one_turn(visit, 
     expect(page.locator(".message", has_text="Said in a tunnel")).to_have_count(1)
 
 
-def test_line_54_a_message_that_meets_a_server_that_cannot_take_it_is_sent_again(visit, provider):
+def test_a_message_that_meets_a_server_that_cannot_take_it_is_sent_again(visit, provider):
     visitor = visit()
     visitor.expected = "WebSocket"
     page = visitor.new_page("/chat/")
@@ -409,7 +409,7 @@ def test_a_conversation_deleted_elsewhere_leaves_with_a_sentence(visit, provider
     expect(page.get_by_text("That conversation does not exist any more.")).to_be_visible()
 
 
-def test_line_50_and_c39_hostile_text_is_shown_as_text(visitor, provider):
+def test_hostile_text_is_shown_as_text(visitor, provider):
     key = uuid4().hex
     pieces = [text(HOSTILE[start : start + 3]) for start in range(0, len(HOSTILE), 3)]
     provider.add(

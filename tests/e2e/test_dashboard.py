@@ -24,7 +24,7 @@ def number(page, title):
 
 
 @pytest.mark.parametrize("options", [{"color_scheme": "light"}, PHONE | {"color_scheme": "dark"}])
-def test_line_46_every_picture_has_a_name_a_summary_and_its_numbers(visit, options):
+def test_every_picture_has_a_name_a_summary_and_its_numbers(visit, options):
     page = visit(**options).new_page("/admin/")
 
     for title in PICTURES:
@@ -36,7 +36,7 @@ def test_line_46_every_picture_has_a_name_a_summary_and_its_numbers(visit, optio
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_line_46_it_updates_itself_and_leaves_focus_and_open_tables_alone(visit):
+def test_it_updates_itself_and_leaves_focus_and_open_tables_alone(visit):
     visitor = visit()
     page = visitor.new_page("/admin/")
     figure = page.get_by_role("figure", name="Runs by outcome")
@@ -56,7 +56,7 @@ def test_line_46_it_updates_itself_and_leaves_focus_and_open_tables_alone(visit)
     expect(page.locator("[data-state]")).to_have_text(re.compile("Updated at"))
 
 
-def test_line_46_updates_can_be_paused_by_key(visit):
+def test_updates_can_be_paused_by_key(visit):
     page = visit().new_page("/admin/")
     pause = page.get_by_role("button", name="Pause updates")
     pause.focus()

@@ -12,7 +12,7 @@ from tests.provider import Hold, Round, say, text
 pytestmark = pytest.mark.browser
 
 
-def test_line_37_after_a_crash_the_open_page_offers_to_resume_retry_or_dismiss(browser, server, tmp_path):
+def test_after_a_crash_the_open_page_offers_to_resume_retry_or_dismiss(browser, server, tmp_path):
     provider, key = server.provider, uuid4().hex
     held = Round(text("Before the crash"), Hold(key))
     provider.add(held, held, say("After it."), marker=key)

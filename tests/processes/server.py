@@ -8,13 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 
+from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
 
-ROOT = Path(__file__).resolve().parents[2]
 PATIENT = 90.0  # seconds for what takes a few on an idle machine
 DRAIN = 5
 

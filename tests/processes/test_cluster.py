@@ -102,7 +102,7 @@ def test_the_address_leads_to_both_and_each_answer_names_its_own(cluster):
     assert {one.pid for one in cluster.workers().values()}.isdisjoint(one.pid for one in cluster.webs())
 
 
-def test_line_4_a_turn_that_was_started_at_one_is_followed_at_the_other(cluster, key):
+def test_a_turn_that_was_started_at_one_is_followed_at_the_other(cluster, key):
     here, there = map(cluster.at, cluster.webs())
     cluster.provider.add(Round(numbered(5), Hold(key), text(" end")), marker=key)
     session = here.post("sessions/").json()["id"]
@@ -177,7 +177,7 @@ def test_a_job_that_nobody_works_on_any_more_is_forgotten(cluster, key):
     assert cluster.ended(run)["status"] == "completed"
 
 
-def test_c06_ten_stops_at_two_processes_are_one_operation(cluster, key):
+def test_ten_stops_at_two_processes_are_one_operation(cluster, key):
     clients = list(map(cluster.at, cluster.webs()))
     # It heeds nothing, so that the cancel is pending for as long as its grace.
     cluster.provider.add(call("slow_sync", seconds=30), marker=key)
@@ -205,7 +205,7 @@ def test_c06_ten_stops_at_two_processes_are_one_operation(cluster, key):
     check_next(cluster, session, key)
 
 
-def test_line_15_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster, key):
+def test_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster, key):
     session, run = begin(cluster, key)
     for client in map(cluster.at, cluster.webs()):
         client.post(f"sessions/{session}/cancel/").raise_for_status()
@@ -221,7 +221,7 @@ def test_line_15_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster
     check_next(cluster, session, key)
 
 
-def test_c15_line_9_a_burst_at_two_processes_is_one_turn_after_the_other(cluster, key):
+def test_a_burst_at_two_processes_is_one_turn_after_the_other(cluster, key):
     cluster.provider.add(say("One at a time.", delay=0.05), marker=key, forever=True)
     clients = list(map(cluster.at, cluster.webs()))
     session = cluster.open_session()
@@ -234,7 +234,7 @@ def test_c15_line_9_a_burst_at_two_processes_is_one_turn_after_the_other(cluster
                 headers={"Idempotency-Key": f"{key} {n}"},
             )
             for n in range(6)
-            for client in clients  # line 9: each of them at both, in the same moment
+            for client in clients  # each of them at both, in the same moment
         ]
         runs = {answer.result(PATIENT).raise_for_status().json()["id"] for answer in posted}
     assert len(runs) == 6
@@ -271,7 +271,7 @@ def test_a_session_is_deleted_at_one_process_while_it_works_in_another(cluster, 
     )
 
 
-def test_line_36_a_killed_worker_is_noticed_at_once_and_another_goes_on(cluster, key):
+def test_a_killed_worker_is_noticed_at_once_and_another_goes_on(cluster, key):
     session, run = begin(cluster, key)
     began = time.monotonic()
     killed = cluster.worker_of(run)
@@ -287,7 +287,7 @@ def test_line_36_a_killed_worker_is_noticed_at_once_and_another_goes_on(cluster,
     assert said == [("user", f"Go {key}"), ("assistant", "Gone on with.")]
 
 
-def test_line_40_a_revived_zombie_changes_nothing(cluster, key):
+def test_a_revived_zombie_changes_nothing(cluster, key):
     session, run = begin(cluster, key)
     worker = cluster.worker_of(run)
     with frozen(worker):
@@ -305,7 +305,7 @@ def test_line_40_a_revived_zombie_changes_nothing(cluster, key):
     check_next(cluster, session, key)
 
 
-def test_line_41_a_worker_that_is_told_to_leave_hands_over_what_is_safe(cluster, key):
+def test_a_worker_that_is_told_to_leave_hands_over_what_is_safe(cluster, key):
     answer = Round(numbered(5), Hold(key), text(" end"))
     session, run = begin(cluster, key, call("mark", x=key), answer, answer)
     worker = cluster.worker_of(run)
@@ -328,7 +328,7 @@ def test_line_41_a_worker_that_is_told_to_leave_hands_over_what_is_safe(cluster,
     assert cluster.marks.read_text().splitlines().count(key) == 1, "a tool that had finished is not run again"
 
 
-def test_line_41_what_is_not_safe_is_left_to_its_user(cluster, key):
+def test_what_is_not_safe_is_left_to_its_user(cluster, key):
     cluster.provider.add(call("slow_sync", seconds=60), marker=key)
     session = cluster.open_session()
     run = cluster.start_turn(session, key)
@@ -343,7 +343,7 @@ def test_line_41_what_is_not_safe_is_left_to_its_user(cluster, key):
     assert len(cluster.get(f"sessions/{session}/runs/")["results"]) == 1
 
 
-def test_line_4_a_client_of_a_killed_web_process_goes_on_at_the_other(cluster, key):
+def test_a_client_of_a_killed_web_process_goes_on_at_the_other(cluster, key):
     _, run = begin(cluster, key)
     here, there = cluster.webs()
     seen, cut = [], threading.Event()
@@ -366,8 +366,8 @@ def test_line_4_a_client_of_a_killed_web_process_goes_on_at_the_other(cluster, k
     assert seen[-1]["type"] == "run.completed"
 
 
-def test_line_7_27_without_redis_turns_run_and_cancels_arrive(cluster, key):
-    """Line 7 and line 27: what is told over Redis is found without it, too."""
+def test_without_redis_turns_run_and_cancels_arrive(cluster, key):
+    """What is told over Redis is found without it, too."""
     held, held_run = begin(cluster, f"held-{key}")
     client = cluster.at(cluster.webs()[0])
     (redis,) = cluster.doing("redis-server")
@@ -385,7 +385,7 @@ def test_line_7_27_without_redis_turns_run_and_cancels_arrive(cluster, key):
     check_next(cluster, session, key)
 
 
-def test_c34_when_postgresql_is_killed_in_mid_turn_everybody_is_still_there(cluster, key):
+def test_when_postgresql_is_killed_in_mid_turn_everybody_is_still_there(cluster, key):
     before = {one.pid for one in (*cluster.webs(), *cluster.workers().values())}
     session, run = begin(cluster, key)
     seen = []

@@ -111,7 +111,7 @@ def check_next(server, session, key):
 
 
 @pytest.mark.timeout(max(300, 60 * ROUNDS))
-def test_line_36_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
+def test_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
     print(f"KILL_SEED={SEED}")
     chance = random.Random(SEED)
     slowest, leaving, ways, ends = 0.0, [], [], []
@@ -207,7 +207,7 @@ def test_an_older_copy_of_one_file_breaks_nothing(server, database):
     assert server.session(session)["cancellation_pending"] is False
 
 
-def test_c35_commands_end_as_soon_as_their_work_is_done(server):
+def test_commands_end_as_soon_as_their_work_is_done(server):
     session = server.open_session()
     server.provider.add(call("slow_async", seconds=60), marker="to be cancelled")
     run = server.start_turn(session, "to be cancelled")

@@ -24,7 +24,7 @@ from runs.recovery import reconciliation, sweep
 from runs.wire import statistics as numbers
 from runs.worker import graph_input
 from tests.runs.lives import Lives
-from tests.runs.writes import Writes
+from tests.runs.memory.writes import Writes
 
 ONE_TERMINAL_FACT = {
     "an ended run ends again": (

@@ -52,9 +52,7 @@ def test_reconcile_runs_says_what_it_did(run, worker):
     assert run.status == "interrupted"
 
 
-def test_c37_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(
-    alice, run, worker, monkeypatch
-):
+def test_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(alice, run, worker, monkeypatch):
     monkeypatch.setattr("runs.recovery.sweep._TAKEN_OFF", 2)
     transitions.claim(run.session_id, worker.id)
     session = Session.objects.create(owner=alice, agent="assistant")

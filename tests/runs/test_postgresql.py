@@ -152,7 +152,7 @@ async def test_whoever_waits_for_a_lock_or_sits_on_one_is_ended(stage):
     assert await limits(saver) == ["15s", "10s"]
 
 
-async def test_c26_after_a_burst_every_connection_is_back(stage, server):
+async def test_after_a_burst_every_connection_is_back(stage, server):
     most = 0
 
     async def count():
@@ -187,7 +187,7 @@ def _is_whole(pool):
     return stats["pool_available"] == stats["pool_size"] and not stats.get("requests_waiting")
 
 
-async def test_c34_connections_that_died_between_two_turns_are_not_noticed(stage, server):
+async def test_connections_that_died_between_two_turns_are_not_noticed(stage, server):
     stage.script.add(say("one"), say("two"))
     assert (await terminal(await stage.start("first"))).status == "completed"
 
@@ -197,7 +197,7 @@ async def test_c34_connections_that_died_between_two_turns_are_not_noticed(stage
     assert [message["text"] for message in await stage.history()] == ["first", "one", "second", "two"]
 
 
-async def test_c34_connections_that_die_during_a_tool_cost_no_turn(stage, server):
+async def test_connections_that_die_during_a_tool_cost_no_turn(stage, server):
     stage.script.add(call("slow_sync", seconds=1), say("done"))
     run_id = await stage.start()
     await stage.marks.seen("slow_sync started")
@@ -209,7 +209,7 @@ async def test_c34_connections_that_die_during_a_tool_cost_no_turn(stage, server
     await stage.assert_next_completes()
 
 
-async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, server):
+async def test_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, server):
     stage.script.add(Round(numbered(20), Hold("middle"), numbered(20)), say("end"))
     run_id = await stage.start()
     gate = stage.script.gate("middle")
@@ -227,7 +227,7 @@ async def test_c34_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, 
     await stage.assert_next_completes()
 
 
-async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(
+async def test_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(
     stage, settings, monkeypatch
 ):
     """While the database is away nobody can beat; whoever looks first must not take all others for dead."""
@@ -259,7 +259,7 @@ async def test_c34_after_an_outage_silence_proves_nothing_before_all_had_their_t
     assert not await is_on_the_list()
 
 
-async def test_c34_a_database_that_takes_no_writes_shows_nobodys_silence(stage, server, monkeypatch):
+async def test_a_database_that_takes_no_writes_shows_nobodys_silence(stage, server, monkeypatch):
     """After a failover it may answer and take no heartbeats. A web process has no row that tells it so."""
     watch = liveness.Watch()
     monkeypatch.setattr(stage.engine, "watch", watch)
@@ -272,7 +272,7 @@ async def test_c34_a_database_that_takes_no_writes_shows_nobodys_silence(stage, 
     assert beaten.called
 
 
-async def test_c34_a_queue_that_loses_its_connection_says_it_as_the_database_does(server, monkeypatch):
+async def test_a_queue_that_loses_its_connection_says_it_as_the_database_does(server, monkeypatch):
     monkeypatch.setattr(procrastinate_django, "app", procrastinate.App(connector=DjangoConnector()))
 
     def defer():
@@ -285,7 +285,7 @@ async def test_c34_a_queue_that_loses_its_connection_says_it_as_the_database_doe
         await in_thread(defer)
 
 
-async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(stage, server):
+async def test_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(stage, server):
     stage.script.add(call("mark", x="1"), Round(numbered(5), Hold("middle")), say("never"))
     run_id = await stage.start()
     gate = stage.script.gate("middle")
@@ -307,9 +307,7 @@ async def test_c34_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(
     assert "while it is away" not in texts
 
 
-async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_away(
-    stage, server, monkeypatch
-):
+async def test_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_away(stage, server, monkeypatch):
     gate = stage.script.gate("first")
     stage.script.add(Round(numbered(3), Hold("first")), say("third"))
     first = await stage.start("first")
@@ -343,7 +341,7 @@ async def test_c34_a_turn_waits_with_the_repair_of_others_for_a_database_that_is
 
 
 @pytest.mark.parametrize("table", ["runs_session", "runs_run"])
-async def test_c21_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(stage, server, table):
+async def test_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(stage, server, table):
     stage.script.add(call("mark", x="1"), Round(numbered(20), Hold("middle"), numbered(20)))
     run_id = await stage.start()
     gate = stage.script.gate("middle")

@@ -52,7 +52,7 @@ SOURCES = ["user", "disconnect"]
 
 @pytest.mark.timeout(max(120, 3 * TRIES))
 @pytest.mark.parametrize("opponent", OPPONENTS)
-async def test_line_20_cancel_against(stage, opponent):
+async def test_cancel_against(stage, opponent):
     chance = timing()
     rounds, interfere = OPPONENTS[opponent]
     endings: Counter[str] = Counter()

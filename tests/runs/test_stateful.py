@@ -20,7 +20,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.conftest import ON_SERVICES
 from tests.runs.guards import BREAKS, break_guard, machine_for, source_of
 from tests.runs.lives import Lives
-from tests.runs.writes import Writes
+from tests.runs.memory.writes import Writes
 
 EXAMPLES = int(os.environ.get("STATEFUL_EXAMPLES", "2" if ON_SERVICES else "6"))
 STEPS = int(os.environ.get("STATEFUL_STEPS", "40"))

@@ -55,7 +55,7 @@ def prepare(alice, address, status):
 
 
 @pytest.mark.parametrize("line", ON_A_SESSION + ON_A_RUN, ids=ids(ON_A_SESSION + ON_A_RUN))
-def test_line_48_what_is_alices_is_hers_alone(line, alice, as_alice, as_bob, as_olivia, as_charlie):
+def test_what_is_alices_is_hers_alone(line, alice, as_alice, as_bob, as_olivia, as_charlie):
     method, address, status, body, expected = line
     path = prepare(alice, address, status)
     unknown = address.format(session=UNKNOWN, run=UNKNOWN)
@@ -74,9 +74,7 @@ def test_line_48_what_is_alices_is_hers_alone(line, alice, as_alice, as_bob, as_
 
 
 @pytest.mark.parametrize("line", FOR_OPERATORS, ids=ids(FOR_OPERATORS))
-def test_line_48_what_is_for_operators_is_refused_to_owners(
-    line, alice, as_alice, as_bob, as_olivia, as_charlie
-):
+def test_what_is_for_operators_is_refused_to_owners(line, alice, as_alice, as_bob, as_olivia, as_charlie):
     method, address, status, body, expected = line
     path = prepare(alice, address, status)
     unknown = address.format(session=UNKNOWN, run=UNKNOWN)
@@ -90,7 +88,7 @@ def test_line_48_what_is_for_operators_is_refused_to_owners(
 
 
 @pytest.mark.parametrize("line", FOR_OPERATORS_ALONE, ids=ids(FOR_OPERATORS_ALONE))
-def test_line_48_what_is_nobodys_own_is_for_operators_alone(line, as_alice, as_olivia, as_charlie):
+def test_what_is_nobodys_own_is_for_operators_alone(line, as_alice, as_olivia, as_charlie):
     method, path, _, body, expected = line
     assert error_of(as_charlie(method, path, body)) == UNAUTHENTICATED
     assert error_of(as_alice(method, path, body)) == FORBIDDEN
@@ -98,7 +96,7 @@ def test_line_48_what_is_nobodys_own_is_for_operators_alone(line, as_alice, as_o
 
 
 @pytest.mark.parametrize("permission", ["force_cancel_run", "reconcile_run", "view_worker"])
-def test_line_48_each_permission_opens_its_own_address_and_no_other(alice, bob, as_bob, permission):
+def test_each_permission_opens_its_own_address_and_no_other(alice, bob, as_bob, permission):
     bob.user_permissions.add(Permission.objects.get(codename=permission))
     run = a_run(alice)
     answers = {
@@ -111,21 +109,21 @@ def test_line_48_each_permission_opens_its_own_address_and_no_other(alice, bob, 
 
 
 @pytest.mark.parametrize("path", ["schema/", "docs/"])
-def test_line_48_the_description_is_for_everybody(as_charlie, as_alice, path):
+def test_the_description_is_for_everybody(as_charlie, as_alice, path):
     for somebody in (as_charlie, as_alice):
         assert somebody.get(path, Accept="text/html").status_code == 200
         assert error_of(somebody("PUT", path)) == (405, "invalid")
 
 
 @pytest.mark.parametrize("line", FOR_ANYBODY_KNOWN, ids=ids(FOR_ANYBODY_KNOWN))
-def test_line_48_what_is_for_everybody_known_is_not_for_the_unknown(line, as_alice, as_olivia, as_charlie):
+def test_what_is_for_everybody_known_is_not_for_the_unknown(line, as_alice, as_olivia, as_charlie):
     method, path, _, body, expected = line
     assert error_of(as_charlie(method, path, body)) == UNAUTHENTICATED
     assert as_alice(method, path, body).status_code == expected
     assert as_olivia(method, path, body).status_code == expected
 
 
-def test_line_48_every_address_is_in_the_table():
+def test_every_address_is_in_the_table():
     from chat.api.urls import urlpatterns
 
     in_table = {
@@ -147,7 +145,7 @@ def test_a_list_shows_ones_own_only(alice, as_alice, as_bob, as_olivia):
     assert as_olivia.get("sessions/").json()["results"] == []
 
 
-def test_line_11_a_refused_cancel_changes_nothing(alice, as_bob, as_charlie):
+def test_a_refused_cancel_changes_nothing(alice, as_bob, as_charlie):
     session = open_session(alice)
     a_run(alice, RunStatus.RUNNING, session)
     before = Session.objects.values().get(id=session)
@@ -157,7 +155,7 @@ def test_line_11_a_refused_cancel_changes_nothing(alice, as_bob, as_charlie):
     assert not Session.objects.get(id=session).cancellations.exists()
 
 
-def test_c33_bob_cannot_reach_alices_run_through_his_own_session(alice, bob, as_bob):
+def test_bob_cannot_reach_alices_run_through_his_own_session(alice, bob, as_bob):
     run = a_run(alice, RunStatus.RUNNING)
     own = open_session(bob)
     for path in (f"sessions/{own}/runs/{run}/cancel/", f"runs/{run}/cancel/", f"sessions/{run}/cancel/"):

@@ -24,7 +24,7 @@ ACCEPTS = [
 
 
 @pytest.mark.parametrize("accept", ACCEPTS)
-def test_c23_an_error_keeps_its_status_whatever_accept_says(alice, as_alice, as_bob, as_charlie, accept):
+def test_an_error_keeps_its_status_whatever_accept_says(alice, as_alice, as_bob, as_charlie, accept):
     run = a_run(alice)
     path = f"runs/{run}/events/"
     assert error_of(as_charlie.get(path, Accept=accept)) == (401, "unauthenticated")
@@ -129,7 +129,7 @@ def test_a_body_where_none_belongs_is_not_looked_at(as_alice):
         "1" * 5000,
     ],
 )
-def test_c32_a_body_that_is_no_json_object_is_invalid(as_alice, body):
+def test_a_body_that_is_no_json_object_is_invalid(as_alice, body):
     response = as_alice.client.post(
         "/api/sessions/", body.encode("latin1"), content_type="application/json", headers=as_alice.headers
     )
@@ -155,7 +155,7 @@ def test_a_body_over_the_limit_is_too_large(as_alice, settings):
     assert error_of(as_alice.post("sessions/", {"title": "x" * 1000})) == (413, "too_large")
 
 
-def test_c32_a_text_of_a_megabyte_is_too_large(alice, as_alice, settings):
+def test_a_text_of_a_megabyte_is_too_large(alice, as_alice, settings):
     session = open_session(alice)
     assert error_of(as_alice.post(f"sessions/{session}/runs/", {"input": "x" * 1_000_000})) == (
         413,
@@ -184,7 +184,7 @@ UNSTORABLE = {"NUL": "a\0b", "lone surrogate": "a\ud800b"}
         ("POST", "runs/{run}/force-cancel/", {"reason": "TEXT"}, "reason"),
     ],
 )
-def test_c32_text_that_cannot_be_stored_is_refused_naming_the_field(
+def test_text_that_cannot_be_stored_is_refused_naming_the_field(
     olivia, as_olivia, method, path, body, field, text
 ):
     session = open_session(olivia)
@@ -196,7 +196,7 @@ def test_c32_text_that_cannot_be_stored_is_refused_naming_the_field(
 
 
 @pytest.mark.parametrize("query", ["search=a%00b", "status=%00", "origin=%00", "cursor=%00", "limit=%00"])
-def test_c32_a_nul_in_a_filter_is_never_a_500(as_alice, query):
+def test_a_nul_in_a_filter_is_never_a_500(as_alice, query):
     response = as_alice.get(f"sessions/?{query}")
     assert response.status_code in (200, 400)
     if response.status_code == 400:
@@ -206,12 +206,12 @@ def test_c32_a_nul_in_a_filter_is_never_a_500(as_alice, query):
 @pytest.mark.parametrize(
     "query", ["before=%00", "limit=%00", "render=%00", "limit=0", "limit=x", "render=pdf"]
 )
-def test_c32_a_wrong_filter_of_the_history_is_invalid(alice, as_alice, query):
+def test_a_wrong_filter_of_the_history_is_invalid(alice, as_alice, query):
     assert error_of(as_alice.get(f"sessions/{open_session(alice)}/history/?{query}")) == (400, "invalid")
 
 
 @pytest.mark.parametrize("value", [1, 1.5, True, None, [], {}, "", "   ", "\n\t"])
-def test_c32_a_message_must_be_a_text_with_something_in_it(alice, as_alice, value):
+def test_a_message_must_be_a_text_with_something_in_it(alice, as_alice, value):
     response = as_alice.post(f"sessions/{open_session(alice)}/runs/", {"input": value})
     assert error_of(response) == (400, "invalid")
     assert "input" in message_of(response)
@@ -219,7 +219,7 @@ def test_c32_a_message_must_be_a_text_with_something_in_it(alice, as_alice, valu
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**70), 1e20, 1e300])
-def test_c32_an_answer_with_a_number_that_cannot_be_kept_is_refused(alice, as_alice, number):
+def test_an_answer_with_a_number_that_cannot_be_kept_is_refused(alice, as_alice, number):
     run = a_run(alice, RunStatus.WAITING)
     response = as_alice.post(f"runs/{run}/answer/", {"answers": {"q1": {"x": [number]}}})
     assert error_of(response) == (400, "invalid")
@@ -239,7 +239,7 @@ def nested(depth):
     "value", [1, True, [], {}, nested(10_000)], ids=["number", "boolean", "list", "object", "deep list"]
 )
 @pytest.mark.parametrize("name", ["multitask", "on_disconnect", "stream_modes"])
-def test_c32_a_choice_is_a_text_however_deep_what_was_sent_is_nested(name, value):
+def test_a_choice_is_a_text_however_deep_what_was_sent_is_nested(name, value):
     """What the parser can just about read may be too deep to be written out."""
     sent = [value] if name == "stream_modes" else value
     with pytest.raises(ValidationError) as refused:

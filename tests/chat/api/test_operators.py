@@ -63,7 +63,7 @@ async def test_the_worker_of_this_process_is_among_them(engine, olivia):
     assert [worker["id"] for worker in found] == [str(engine.id)]
 
 
-def test_line_43_reconcile_interrupts_the_run_of_a_dead_worker_and_leaves_it_to_its_user(alice, as_olivia):
+def test_reconcile_interrupts_the_run_of_a_dead_worker_and_leaves_it_to_its_user(alice, as_olivia):
     run = a_running_run(alice, a_worker(gone=True))
     result = reconcile(as_olivia, run)
     assert (result["run"]["status"], result["run"]["resolution"]) == ("interrupted", None)
@@ -71,12 +71,12 @@ def test_line_43_reconcile_interrupts_the_run_of_a_dead_worker_and_leaves_it_to_
     assert "worker was lost" in " ".join(result["done"])
 
 
-def test_line_43_reconcile_ends_a_run_whose_worker_nobody_knows_any_more(alice, as_olivia):
+def test_reconcile_ends_a_run_whose_worker_nobody_knows_any_more(alice, as_olivia):
     run = a_running_run(alice, None)
     assert reconcile(as_olivia, run)["run"]["status"] == "interrupted"
 
 
-def test_line_43_reconcile_cancels_the_run_of_a_dead_worker_once_a_cancel_was_accepted(alice, as_olivia):
+def test_reconcile_cancels_the_run_of_a_dead_worker_once_a_cancel_was_accepted(alice, as_olivia):
     worker = a_worker()
     run = a_running_run(alice, worker)
     accepted = transitions.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
@@ -88,14 +88,14 @@ def test_line_43_reconcile_cancels_the_run_of_a_dead_worker_once_a_cancel_was_ac
     assert not Cancellation.objects.filter(settled_at=None).exists()
 
 
-def test_line_43_reconcile_leaves_the_run_of_a_living_worker_alone_and_says_so(alice, as_olivia):
+def test_reconcile_leaves_the_run_of_a_living_worker_alone_and_says_so(alice, as_olivia):
     run = a_running_run(alice, a_worker())
     result = reconcile(as_olivia, run)
     assert (result["run"]["status"], result["changed"]) == ("running", False)
     assert "worker is alive" in " ".join(result["done"])
 
 
-def test_line_43_reconcile_settles_a_cancel_that_a_living_worker_did_not_answer(alice, as_olivia):
+def test_reconcile_settles_a_cancel_that_a_living_worker_did_not_answer(alice, as_olivia):
     run = a_running_run(alice, a_worker())
     accepted = transitions.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
     assert reconcile(as_olivia, run)["changed"] is False  # it has time left
@@ -107,7 +107,7 @@ def test_line_43_reconcile_settles_a_cancel_that_a_living_worker_did_not_answer(
     assert as_olivia.post(f"runs/{run.id}/force-cancel/", REASON).json()["outcome"] == "reconciled"
 
 
-def test_line_43_reconcile_dismisses_an_interrupted_run(alice, as_alice, as_olivia):
+def test_reconcile_dismisses_an_interrupted_run(alice, as_alice, as_olivia):
     session = open_session(alice)
     run = a_run(alice, RunStatus.INTERRUPTED, session)
     assert as_alice.get(f"sessions/{session}/").json()["status"] == "interrupted"
@@ -122,7 +122,7 @@ def test_line_43_reconcile_dismisses_an_interrupted_run(alice, as_alice, as_oliv
 @pytest.mark.parametrize(
     "status", [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.WAITING, RunStatus.QUEUED]
 )
-def test_line_43_reconcile_finds_nothing_to_change_about_a_run_in_order(alice, as_olivia, status):
+def test_reconcile_finds_nothing_to_change_about_a_run_in_order(alice, as_olivia, status):
     run = a_run(alice, status)
     before = Run.objects.values().get(id=run)
     result = reconcile(as_olivia, run)
@@ -131,7 +131,7 @@ def test_line_43_reconcile_finds_nothing_to_change_about_a_run_in_order(alice, a
     assert Run.objects.values().get(id=run) == before
 
 
-async def test_line_43_after_reconcile_the_next_message_is_answered(engine, model, alice, olivia):
+async def test_after_reconcile_the_next_message_is_answered(engine, model, alice, olivia):
     from runs.foundation.database import in_thread
 
     run = await in_thread(a_run, alice, RunStatus.INTERRUPTED)

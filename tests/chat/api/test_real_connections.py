@@ -17,7 +17,8 @@ from uuid import uuid4
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests import ROOT
+
 PATIENT = 60.0  # seconds until a test gives up waiting for what takes moments
 
 
@@ -141,7 +142,7 @@ def first_event(response: HTTPResponse) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_c16_sockets_that_are_reset_leave_nothing_behind_and_harm_nobody(server):
+def test_sockets_that_are_reset_leave_nothing_behind_and_harm_nobody(server):
     session = server.call("POST", "sessions/", {})["id"]
     with server.open(session) as good:
         good.send(json.dumps({"type": "turn.start", "request_id": str(uuid4()), "input": "Tell me a story."}))
@@ -161,7 +162,7 @@ def test_c16_sockets_that_are_reset_leave_nothing_behind_and_harm_nobody(server)
 
 
 @pytest.mark.slow
-def test_c24_three_hundred_streams_that_are_reset_leave_nothing_behind(server):
+def test_three_hundred_streams_that_are_reset_leave_nothing_behind(server):
     def drop_a_hundred():
         run = server.call("POST", f"sessions/{session}/runs/", {"input": "Tell me a story."})["id"]
         for _ in range(100):

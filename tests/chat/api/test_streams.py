@@ -33,7 +33,7 @@ def all_let_go() -> bool:
 class TestReading:
     """GET /api/runs/{id}/events/"""
 
-    async def test_line_2_the_stream_has_every_event_in_order_and_ends(self, engine, model, alice, session):
+    async def test_the_stream_has_every_event_in_order_and_ends(self, engine, model, alice, session):
         run = await start(alice, session)
         answer, http = await stream(alice, f"runs/{run}/events/")
         assert answer.status == 200
@@ -44,7 +44,7 @@ class TestReading:
         assert log.json() == {"events": events, "last_seq": len(events), "done": True}
         await eventually(all_let_go)
 
-    async def test_c22_nothing_on_the_way_may_hold_the_stream_back(self, engine, model, held, alice, session):
+    async def test_nothing_on_the_way_may_hold_the_stream_back(self, engine, model, held, alice, session):
         run = await start(alice, session)
         answer, http = await stream(alice, f"runs/{run}/events/", **{"accept-encoding": "gzip, br"})
         assert answer.headers["content-type"] == "text/event-stream"
@@ -62,22 +62,20 @@ class TestReading:
         "accept",
         ["text/event-stream", "*/*", "", "text/html,*/*;q=0.8", "application/json, text/event-stream"],
     )
-    async def test_c23_all_but_json_alone_get_a_stream(self, engine, alice, session, accept):
+    async def test_all_but_json_alone_get_a_stream(self, engine, alice, session, accept):
         run = await in_thread(a_run, alice, RunStatus.QUEUED, session)
         answer, http = await stream(alice, f"runs/{run}/events/", accept=accept)
         assert (answer.status, answer.headers["content-type"]) == (200, "text/event-stream")
         await http.disconnect()
 
-    async def test_c23_no_accept_header_gets_a_stream(self, engine, alice, session):
+    async def test_no_accept_header_gets_a_stream(self, engine, alice, session):
         run = await in_thread(a_run, alice, RunStatus.QUEUED, session)
         http = Http("GET", f"/api/runs/{run}/events/", None, await bearer(alice))
         assert (await http.begin()).headers["content-type"] == "text/event-stream"
         await http.disconnect()
 
     @pytest.mark.parametrize("by", ["header", "query"])
-    async def test_line_4_a_client_that_comes_back_gets_what_it_missed(
-        self, engine, model, alice, session, by
-    ):
+    async def test_a_client_that_comes_back_gets_what_it_missed(self, engine, model, alice, session, by):
         run = await start(alice, session)
         await ended(run, "completed")
         _, whole = await stream(alice, f"runs/{run}/events/")
@@ -95,7 +93,7 @@ class TestReading:
         _, http = await stream(alice, f"runs/{run}/events/?after=0", **{"last-event-id": "2"})
         assert (await http.events())[0]["seq"] == 3
 
-    async def test_line_6_at_or_past_the_end_there_is_nothing(self, engine, model, alice, session):
+    async def test_at_or_past_the_end_there_is_nothing(self, engine, model, alice, session):
         run = await start(alice, session)
         await ended(run, "completed")
         last = (await in_thread(operations.get_run, alice, run))["last_seq"]
@@ -137,7 +135,7 @@ class TestReading:
         events = await http.events()
         assert events[-1]["type"] == "run.completed"
 
-    async def test_line_5_many_followers_each_get_every_event(self, engine, model, held, alice, session):
+    async def test_many_followers_each_get_every_event(self, engine, model, held, alice, session):
         run = await start(alice, session)
         followers = [(await stream(alice, f"runs/{run}/events/"))[1] for _ in range(10)]
         held.open()
@@ -149,9 +147,7 @@ class TestReading:
 class TestLeaving:
     """A stream that ends means nothing to the run, but for the one that started it and said so."""
 
-    async def test_c24_a_stream_that_is_left_is_produced_for_nobody(
-        self, engine, model, held, alice, session
-    ):
+    async def test_a_stream_that_is_left_is_produced_for_nobody(self, engine, model, held, alice, session):
         run = await start(alice, session)
         for _ in range(10):
             _, http = await stream(alice, f"runs/{run}/events/")
@@ -161,7 +157,7 @@ class TestLeaving:
         held.open()
         await ended(run, "completed")
 
-    async def test_c24_a_client_may_go_while_it_is_told_that_nothing_happens(
+    async def test_a_client_may_go_while_it_is_told_that_nothing_happens(
         self, engine, model, held, alice, session, monkeypatch
     ):
         monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
@@ -178,7 +174,7 @@ class TestLeaving:
         await body.aclose()
         await eventually(all_let_go)
 
-    async def test_c11_a_closed_stream_cancels_nothing(self, engine, model, held, alice, session):
+    async def test_a_closed_stream_cancels_nothing(self, engine, model, held, alice, session):
         answer, http = await stream(alice, f"sessions/{session}/runs/", {"input": "hello"})
         assert answer.status == 200
         run = answer.headers["location"].split("/")[-2]
@@ -189,7 +185,7 @@ class TestLeaving:
         history = (await call(alice, "GET", f"sessions/{session}/history/")).json()
         assert history["messages"][-1]["text"] == "Hello world"
 
-    async def test_c11_a_stop_from_elsewhere_ends_a_resumed_stream(self, engine, model, held, alice, session):
+    async def test_a_stop_from_elsewhere_ends_a_resumed_stream(self, engine, model, held, alice, session):
         _, first = await stream(alice, f"sessions/{session}/runs/", {"input": "hello"})
         run = (await first.event())["run"]
         await first.disconnect()
@@ -267,7 +263,7 @@ class TestLeaving:
         await eventually(all_let_go)
 
     @pytest.mark.parametrize("how", ["resumed", "repeated"])
-    async def test_c24_a_client_may_go_before_its_stream_begins(
+    async def test_a_client_may_go_before_its_stream_begins(
         self, engine, model, held, alice, session, monkeypatch, how
     ):
         """Between the place that a stream has taken and its first step, the rest of Django is at work."""
@@ -328,7 +324,7 @@ class TestLeaving:
 class TestRefusals:
     """A stream that is refused is refused with the status and form of any call."""
 
-    async def test_c23_errors_keep_their_status(self, engine, model, held, alice, bob, session):
+    async def test_errors_keep_their_status(self, engine, model, held, alice, bob, session):
         await start(alice, session)
         await held.reached()
         path = f"sessions/{session}/runs/"
@@ -343,9 +339,7 @@ class TestRefusals:
         assert (await call(alice, "GET", f"runs/{UNKNOWN}/events/")).status == 404
         await eventually(all_let_go)
 
-    async def test_line_53_streams_are_limited_for_each_user(
-        self, engine, model, held, alice, session, monkeypatch
-    ):
+    async def test_streams_are_limited_for_each_user(self, engine, model, held, alice, session, monkeypatch):
         monkeypatch.setitem(open_connections.LIMITS, open_connections.Kind.STREAM, 2)
         run = await start(alice, session)
         _, first = await stream(alice, f"runs/{run}/events/")
@@ -358,9 +352,7 @@ class TestRefusals:
         await second.disconnect()
         await third.disconnect()
 
-    async def test_line_49_a_stream_ends_when_its_login_does(
-        self, engine, model, held, alice, session, monkeypatch
-    ):
+    async def test_a_stream_ends_when_its_login_does(self, engine, model, held, alice, session, monkeypatch):
         monkeypatch.setattr(open_connections, "LOGIN_CHECK_INTERVAL", 0.05)
         run = await start(alice, session)
         _, http = await stream(alice, f"runs/{run}/events/")

@@ -32,7 +32,7 @@ async def ended(run: str, status: str) -> None:
 class TestStart:
     """POST /api/sessions/{id}/runs/"""
 
-    def test_line_1_a_start_is_one_run_whose_message_is_durable(self, alice, as_alice):
+    def test_a_start_is_one_run_whose_message_is_durable(self, alice, as_alice):
         session = open_session(alice)
         started = as_alice.post(f"sessions/{session}/runs/", {"input": "hello"})
         assert started.status_code == 202
@@ -44,7 +44,7 @@ class TestStart:
         (event,) = RunEvent.objects.filter(run=run["id"])
         assert (event.type, event.data["input"]) == ("run.queued", "hello")
 
-    def test_c08_the_same_key_and_body_give_the_same_run(self, alice, as_alice):
+    def test_the_same_key_and_body_give_the_same_run(self, alice, as_alice):
         path = f"sessions/{open_session(alice)}/runs/"
         first = as_alice.post(path, {"input": "hello"}, **{"Idempotency-Key": "k"})
         again = as_alice.post(path, {"input": "hello"}, **{"Idempotency-Key": "k"})
@@ -80,7 +80,7 @@ class TestStart:
         assert error_of(response) == (400, "invalid")
         assert next(iter(fields)) in message_of(response)
 
-    def test_line_8_reject_and_enqueue_do_what_they_say(self, alice, as_alice):
+    def test_reject_and_enqueue_do_what_they_say(self, alice, as_alice):
         session = open_session(alice)
         a_run(alice, RunStatus.RUNNING, session)
         path = f"sessions/{session}/runs/"
@@ -92,7 +92,7 @@ class TestStart:
             queued["id"]
         ]
 
-    def test_line_53_what_is_queued_has_a_limit(self, alice, as_alice, settings):
+    def test_what_is_queued_has_a_limit(self, alice, as_alice, settings):
         settings.RUNS_QUEUE_LIMIT = 2
         path = f"sessions/{open_session(alice)}/runs/"
         answers = [as_alice.post(path, {"input": "x", "multitask": "enqueue"}) for _ in range(4)]
@@ -100,7 +100,7 @@ class TestStart:
         assert error_of(answers[-1]) == (429, "throttled")
 
     @pytest.mark.django_db(transaction=True)
-    async def test_c08_two_posts_in_the_same_moment_are_one_turn(self, engine, model, alice, session):
+    async def test_two_posts_in_the_same_moment_are_one_turn(self, engine, model, alice, session):
         headers = {"idempotency-key": "k", **await bearer(alice)}
         answers = await asyncio.gather(
             *(
@@ -118,9 +118,7 @@ class TestStart:
         assert len(model.calls) == 1
 
     @pytest.mark.django_db(transaction=True)
-    async def test_c08_a_post_whose_answer_nobody_read_is_found_by_the_next(
-        self, engine, model, alice, session
-    ):
+    async def test_a_post_whose_answer_nobody_read_is_found_by_the_next(self, engine, model, alice, session):
         headers = {"idempotency-key": "k", **await bearer(alice)}
         body = {"input": "hello"}
         lost = Http("POST", f"/api/sessions/{session}/runs/", body, headers)
@@ -131,7 +129,7 @@ class TestStart:
         assert await Run.objects.acount() == 1
 
     @pytest.mark.django_db(transaction=True)
-    async def test_line_26_interrupt_takes_the_turn_and_is_not_touched_itself(
+    async def test_interrupt_takes_the_turn_and_is_not_touched_itself(
         self, engine, model, held, alice, session
     ):
         first = await in_thread(operations.start_turn, alice, session, "hello")
@@ -149,7 +147,7 @@ class TestStart:
 class TestCancel:
     """POST .../cancel/"""
 
-    async def test_line_12_a_cancel_is_accepted_first_and_settled_later(self, engine, model, alice, session):
+    async def test_a_cancel_is_accepted_first_and_settled_later(self, engine, model, alice, session):
         model.script.add(tool_call("heeding_sync", seconds=60))
         run = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
         await eventually(lambda: in_thread(RunEvent.objects.filter(run=run, type="tool.started").exists))
@@ -174,7 +172,7 @@ class TestCancel:
         assert answer.status in (200, 202)
         assert (answer.status == 202) == (answer.json()["outcome"] is None)
 
-    async def test_line_14_the_cancel_goes_on_when_its_client_goes(self, engine, model, held, alice, session):
+    async def test_the_cancel_goes_on_when_its_client_goes(self, engine, model, held, alice, session):
         run = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
         await held.reached()
         http = Http("POST", f"/api/runs/{run}/cancel/", {"wait": 60}, await bearer(alice))
@@ -183,9 +181,7 @@ class TestCancel:
         await http.disconnect()
         await ended(run, "cancelled")
 
-    async def test_c28_cancel_of_what_has_ended_says_so_and_changes_nothing(
-        self, engine, model, alice, session
-    ):
+    async def test_cancel_of_what_has_ended_says_so_and_changes_nothing(self, engine, model, alice, session):
         run = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
         await ended(run, "completed")
         before = await Session.objects.values().aget(id=session)
@@ -198,7 +194,7 @@ class TestCancel:
             assert (answer.json()["id"], answer.json()["outcome"]) == (None, "already_finished")
         assert await Session.objects.values().aget(id=session) == before
 
-    async def test_c28_cancel_of_a_cancelled_run_gives_its_own_cancellation(
+    async def test_cancel_of_a_cancelled_run_gives_its_own_cancellation(
         self, engine, model, held, alice, session
     ):
         run = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
@@ -208,7 +204,7 @@ class TestCancel:
         assert again.status == 200
         assert again.json() == first.json()
 
-    async def test_line_17_a_queued_and_a_waiting_run_end_at_once(self, engine, model, held, alice, session):
+    async def test_a_queued_and_a_waiting_run_end_at_once(self, engine, model, held, alice, session):
         await in_thread(operations.start_turn, alice, session, "hello")
         await held.reached()
         queued = await in_thread(operations.start_turn, alice, session, "more", multitask="enqueue")
@@ -224,7 +220,7 @@ class TestCancel:
         late = await call(alice, "POST", f"runs/{waiting['id']}/answer/", {"answers": {"q": "Yes"}})
         assert (late.status, late.json()["error"]["code"]) == (409, "not_waiting")
 
-    async def test_line_21_a_session_cancel_ends_the_queue_too(self, engine, model, held, alice, session):
+    async def test_a_session_cancel_ends_the_queue_too(self, engine, model, held, alice, session):
         first = await in_thread(operations.start_turn, alice, session, "hello")
         await held.reached()
         queued = [
@@ -239,8 +235,7 @@ class TestCancel:
 
     @pytest.mark.slow
     @pytest.mark.timeout(max(120, 2 * TRIES))
-    async def test_line_20_cancel_against_natural_end_agrees_everywhere(self, engine, model, alice, session):
-        """Case C10, too."""
+    async def test_cancel_against_natural_end_agrees_everywhere(self, engine, model, alice, session):
         chance = timing()
         for number in range(TRIES):
             run = (await in_thread(operations.start_turn, alice, session, f"{number}"))["id"]
@@ -257,7 +252,7 @@ class TestCancel:
                 ("already_finished", "completed"),
             )
 
-    async def test_line_23_without_a_worker_the_cancel_settles_all_the_same(self, engine, alice, session):
+    async def test_without_a_worker_the_cancel_settles_all_the_same(self, engine, alice, session):
         run = await in_thread(a_run, alice, RunStatus.RUNNING, session)  # of a worker that is nobody
         answer = await call(alice, "POST", f"runs/{run}/cancel/", {"wait": 20})
         assert (answer.status, answer.json()["outcome"]) in ((200, "reconciled"), (200, "cancelled"))

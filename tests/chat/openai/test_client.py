@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from tests import ROOT
 from tests.fakes import (
     MARKS_VARIABLE,
     Failure,
@@ -28,7 +29,6 @@ from tests.fakes import (
 from tests.fakes import call as tool_call
 from tests.provider import Usage, spelled
 
-ROOT = Path(__file__).resolve().parents[3]
 PATIENT = 60.0  # seconds until a test gives up waiting for what takes moments
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -231,7 +231,7 @@ def test_a_run_without_an_answer_raises_once_and_is_not_repeated(client, server,
 # Disconnects
 
 
-def test_line_15_close_in_mid_stream_closes_the_call_at_the_provider(client, server):
+def test_close_in_mid_stream_closes_the_call_at_the_provider(client, server):
     hold(server, "close")
     raw = client.chat.completions.with_raw_response.create(model="assistant", messages=HELLO, stream=True)
     stream = raw.parse()

@@ -39,7 +39,7 @@ def all_let_go() -> bool:
 class TestWhole:
     """Without ``stream``."""
 
-    async def test_line_1_a_completion_is_a_run_of_a_session(self, engine, model, alice):
+    async def test_a_completion_is_a_run_of_a_session(self, engine, model, alice):
         model.script.add(say("Hello there.", usage=Usage(12, 5)))
         answer = await complete(alice, "hello")
         found = answer.json()
@@ -162,7 +162,7 @@ class TestWhole:
 class TestStream:
     """With ``stream``."""
 
-    async def test_line_2_chunks_come_as_the_model_gives_them(self, engine, model, held, alice):
+    async def test_chunks_come_as_the_model_gives_them(self, engine, model, held, alice):
         answer, http = await stream(alice)
         assert answer.status == 200
         assert answer.headers["content-type"] == "text/event-stream"
@@ -296,7 +296,7 @@ class TestDisconnect:
 
     @pytest.mark.slow
     @pytest.mark.timeout(max(120, 2 * TRIES))
-    async def test_line_20_a_disconnect_against_the_natural_end_gives_one_terminal_fact(
+    async def test_a_disconnect_against_the_natural_end_gives_one_terminal_fact(
         self, engine, model, alice, monkeypatch
     ):
         monkeypatch.setattr("chat.access.throttles.TurnStarts.rate", "1000/second")
@@ -318,7 +318,7 @@ class TestDisconnect:
 class TestIdempotency:
     """The header Idempotency-Key."""
 
-    async def test_line_9_the_same_key_is_one_run(self, engine, model, alice):
+    async def test_the_same_key_is_one_run(self, engine, model, alice):
         key = {"idempotency_key": "k"}
         first, second = await asyncio.gather(
             complete(alice, "hello", headers=key), complete(alice, "hello", headers=key)
@@ -330,7 +330,7 @@ class TestIdempotency:
         assert first.json() == second.json() == third.json()
         assert len(model.calls) == 1
 
-    async def test_c08_the_same_key_with_another_body_is_a_conflict(self, engine, model, alice):
+    async def test_the_same_key_with_another_body_is_a_conflict(self, engine, model, alice):
         key = {"idempotency_key": "k"}
         await complete(alice, "hello", headers=key)
         assert error_of(await complete(alice, "other", headers=key)) == (409, "idempotency_conflict")

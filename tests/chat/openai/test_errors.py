@@ -62,7 +62,7 @@ async def test_a_wrong_request_is_refused_with_the_name_of_the_field(
 
 
 @pytest.mark.parametrize("bad", ["a\x00b", "a\ud800b"])
-async def test_c32_what_cannot_be_stored_is_refused_wherever_it_stands(engine, model, alice, bad):
+async def test_what_cannot_be_stored_is_refused_wherever_it_stands(engine, model, alice, bad):
     arguments = json.dumps({"x": bad})
     asked = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     result = {"role": "tool", "tool_call_id": "c", "content": "x"}
@@ -78,7 +78,7 @@ async def test_c32_what_cannot_be_stored_is_refused_wherever_it_stands(engine, m
 
 
 @pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", "-1e20", str(2**63), str(-(10**30))])
-async def test_c32_a_call_with_a_number_that_cannot_be_kept_is_refused(engine, model, alice, number):
+async def test_a_call_with_a_number_that_cannot_be_kept_is_refused(engine, model, alice, number):
     function = {"name": "f", "arguments": f'{{"x": [{number}]}}'}
     asked = {"id": "c", "type": "function", "function": function}
     result = {"role": "tool", "tool_call_id": "c", "content": "x"}
@@ -128,7 +128,7 @@ async def test_a_body_that_is_no_object_in_json_is_refused(engine, model, alice,
 
 @pytest.mark.parametrize("path", ["chat/completions", "models", "models/assistant"])
 @pytest.mark.parametrize("authorization", [None, "Bearer nonsense", "Bearer ", "Basic YTpi"])
-async def test_line_48_without_a_good_token_it_is_a_401(engine, model, path, authorization):
+async def test_without_a_good_token_it_is_a_401(engine, model, path, authorization):
     headers = {"authorization": authorization} if authorization else {}
     method, content = ("POST", body()) if path == "chat/completions" else ("GET", None)
     answer = await call(None, method, path, content, **headers)
@@ -145,7 +145,7 @@ async def test_a_session_cookie_is_no_token(engine, model, alice, client):
     assert error_of(await call(None, "GET", "models", cookie=cookie)) == (401, "invalid_api_key")
 
 
-async def test_line_48_a_foreign_session_and_an_unknown_one_are_the_same(engine, model, alice, bob):
+async def test_a_foreign_session_and_an_unknown_one_are_the_same(engine, model, alice, bob):
     hers = (await complete(alice)).headers["x-session-id"]
     answers = [
         await complete(bob, headers={"x_session_id": session}) for session in (hers, UNKNOWN, "no-uuid")
@@ -154,7 +154,7 @@ async def test_line_48_a_foreign_session_and_an_unknown_one_are_the_same(engine,
     assert len({answer.body for answer in answers}) == 1
 
 
-async def test_line_48_an_operator_owns_no_more_than_others(engine, model, alice, olivia):
+async def test_an_operator_owns_no_more_than_others(engine, model, alice, olivia):
     hers = (await complete(alice)).headers["x-session-id"]
     assert error_of(await complete(olivia, headers={"x_session_id": hers})) == (404, "not_found")
 
@@ -197,7 +197,7 @@ async def test_a_crash_is_told_in_the_same_form(engine, model, alice, monkeypatc
     assert b"secret" not in answer.body
 
 
-async def test_line_53_turn_starts_have_a_limit(engine, model, alice, monkeypatch):
+async def test_turn_starts_have_a_limit(engine, model, alice, monkeypatch):
     from django.core.cache import cache
 
     cache.clear()
@@ -210,7 +210,7 @@ async def test_line_53_turn_starts_have_a_limit(engine, model, alice, monkeypatc
     cache.clear()
 
 
-async def test_line_53_open_answers_have_a_limit(engine, model, held, alice, monkeypatch):
+async def test_open_answers_have_a_limit(engine, model, held, alice, monkeypatch):
     monkeypatch.setitem(open_connections.LIMITS, open_connections.Kind.STREAM, 1)
     _, http = await stream(alice)
     refused = await complete(alice)
@@ -227,7 +227,7 @@ async def test_a_server_that_leaves_takes_no_turns(engine, model, alice):
 
 
 @pytest.mark.parametrize("accept", ["*/*", "", "text/event-stream", "text/html", "application/json"])
-async def test_c23_accept_decides_nothing(engine, alice, serve, accept):
+async def test_accept_decides_nothing(engine, alice, serve, accept):
     from tests.fakes import plain_graph
 
     serve(lambda: plain_graph(ScriptedModel()))

@@ -37,7 +37,7 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
     await interrupted(ids[1])
 
 
-async def test_line_36_the_next_server_ends_what_the_dead_one_executed(stage, servers):
+async def test_the_next_server_ends_what_the_dead_one_executed(stage, servers):
     words = " ".join(f"w{n}" for n in range(1, 31))
     run_id = await cut_in_answer(stage, words)
 
@@ -60,7 +60,7 @@ async def test_line_36_the_next_server_ends_what_the_dead_one_executed(stage, se
     assert await in_thread(Worker.objects.count) == 1
 
 
-async def test_line_37_resume_goes_on_from_the_checkpoint(stage, servers):
+async def test_resume_goes_on_from_the_checkpoint(stage, servers):
     stage.script.add(call("mark", x="once"))
     run_id = await cut_in_answer(stage)
     await servers.restart()
@@ -80,7 +80,7 @@ async def test_line_37_resume_goes_on_from_the_checkpoint(stage, servers):
     await stage.assert_next_completes()
 
 
-async def test_line_37_dismiss_closes_the_turn_and_keeps_what_was_said(stage, servers):
+async def test_dismiss_closes_the_turn_and_keeps_what_was_said(stage, servers):
     run_id = await cut_in_answer(stage)
     await servers.restart()
     await interrupted(run_id)
@@ -99,7 +99,7 @@ async def test_line_37_dismiss_closes_the_turn_and_keeps_what_was_said(stage, se
 
 @pytest.mark.parametrize("words", [None, "other words"], ids=["as it was", "edited"])
 @pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "interrupted"])
-async def test_line_37_retry_goes_back_to_before_the_users_message(stage, servers, ending, words):
+async def test_retry_goes_back_to_before_the_users_message(stage, servers, ending, words):
     stage.script.add(say("Long ago."))
     await terminal(await stage.start("first"))
     stage.script.add(call("mark", x="1"))
@@ -132,9 +132,7 @@ async def test_line_37_retry_goes_back_to_before_the_users_message(stage, server
     await stage.assert_next_completes()
 
 
-async def test_c07_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pending(
-    stage, servers, settings
-):
+async def test_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pending(stage, servers, settings):
     settings.RUNS_CANCEL_GRACE = 60
     stage.script.add(call("hang"))
     run_id = await stage.start()
@@ -154,7 +152,7 @@ async def test_c07_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pen
     await stage.assert_sendable()
 
 
-async def test_c07_stop_of_a_turn_that_died_is_a_success(stage, servers):
+async def test_stop_of_a_turn_that_died_is_a_success(stage, servers):
     run_id = await cut_in_answer(stage)
     await servers.crash()  # and nobody has swept yet
 
@@ -166,7 +164,7 @@ async def test_c07_stop_of_a_turn_that_died_is_a_success(stage, servers):
     await stage.assert_next_completes()
 
 
-async def test_line_36_a_turn_that_died_before_its_first_step_keeps_its_message(stage, servers):
+async def test_a_turn_that_died_before_its_first_step_keeps_its_message(stage, servers):
     await servers.crash()
     run_id = await stage.start("hello")  # admitted, and nobody is there
 
@@ -176,7 +174,7 @@ async def test_line_36_a_turn_that_died_before_its_first_step_keeps_its_message(
     assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
 
 
-async def test_line_36_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage, servers):
+async def test_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage, servers):
     run_id = await died_before_its_first_step(servers, lambda: stage.start("hello"))
     assert [m["text"] for m in await stage.history()] == ["hello"]
 
@@ -208,7 +206,7 @@ async def cut_behind_another(stage, servers):
     return run_id
 
 
-async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
+async def test_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
     cut = await cut_behind_another(stage, servers)
     await in_thread(operations.dismiss, stage.owner, cut)
 
@@ -218,7 +216,7 @@ async def test_line_33_a_turn_that_died_before_it_repaired_the_history_does_so_w
     await assert_shown_is_sent(stage, ["first", "go", "third"])
 
 
-async def test_line_37_a_retry_that_died_before_it_went_back_does_so_when_resumed(stage, servers):
+async def test_a_retry_that_died_before_it_went_back_does_so_when_resumed(stage, servers):
     cut = await cut_behind_another(stage, servers)
 
     async def retry():
@@ -230,7 +228,7 @@ async def test_line_37_a_retry_that_died_before_it_went_back_does_so_when_resume
     await assert_shown_is_sent(stage, ["first", "better"])
 
 
-async def test_line_33_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_is_resumed(stage, servers):
+async def test_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_is_resumed(stage, servers):
     cut = await cut_in_answer(stage)
     queued = await stage.start("second", multitask="enqueue")
     await servers.restart()
@@ -316,7 +314,7 @@ async def test_the_queue_waits_for_a_decision_and_keeps_its_order(stage, servers
     assert said == ["go", "queued 0", "queued 1", "queued 2"]
 
 
-async def test_c08_a_key_gives_its_run_after_a_restart_too(stage, servers):
+async def test_a_key_gives_its_run_after_a_restart_too(stage, servers):
     stage.script.add(call("mark", x="once"), say("Done."))
     run_id = await stage.start("go", key="k")
     await terminal(run_id)

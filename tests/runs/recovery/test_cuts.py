@@ -54,7 +54,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("shape", ["fan_out", "plain"])
-async def test_line_33_a_crash_between_any_two_steps_loses_and_repeats_nothing(
+async def test_a_crash_between_any_two_steps_loses_and_repeats_nothing(
     servers, alice, serve, tmp_path, monkeypatch, shape
 ):
     async with open_stage(
@@ -120,7 +120,7 @@ async def results(stage):
     return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
 
 
-async def test_line_32_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(stage, servers):
+async def test_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(stage, servers):
     stage.script.add(call("slow_async", seconds=60))
     run_id = await stage.start()
     await event(run_id, "tool.started")
@@ -257,7 +257,7 @@ async def test_a_checkpoint_older_than_the_log(stage, servers, decision):
 
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])
-async def test_line_37_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
+async def test_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
     """What was queued behind the lost run and cancelled there ended later, but has not taken its place."""
     run_id = await cut_in_answer(stage)
     queued = await stage.start("never mind", multitask="enqueue")

@@ -16,7 +16,7 @@ from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until
 
 
-async def test_line_41_a_turn_in_its_last_step_may_still_complete(stage, servers):
+async def test_a_turn_in_its_last_step_may_still_complete(stage, servers):
     stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
     run_id = await stage.start()
     await stage.script.gate("last").reached()
@@ -32,7 +32,7 @@ async def test_line_41_a_turn_in_its_last_step_may_still_complete(stage, servers
 
 
 @pytest.mark.sqlite("PostgreSQL fences by the run's row")
-async def test_line_43_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_first(
+async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_first(
     stage, servers, olivia, monkeypatch
 ):
     stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
@@ -58,7 +58,7 @@ async def test_line_43_a_force_cancel_while_the_process_leaves_closes_the_checkp
 
 
 @pytest.mark.parametrize("where", ["answer", "slow_async", "heeding_sync", "hang", "hang_async"])
-async def test_line_41_a_turn_that_does_not_end_in_time_is_interrupted(stage, servers, settings, where):
+async def test_a_turn_that_does_not_end_in_time_is_interrupted(stage, servers, settings, where):
     settings.RUNS_CANCEL_GRACE = 0.5
     if where == "answer":
         run_id = await cut_in_answer(stage)
@@ -89,7 +89,7 @@ async def test_line_41_a_turn_that_does_not_end_in_time_is_interrupted(stage, se
     await stage.assert_sendable()
 
 
-async def test_line_41_a_waiting_run_stays_when_the_server_leaves(stage, servers):
+async def test_a_waiting_run_stays_when_the_server_leaves(stage, servers):
     stage.script.add(call("ask", question="Really?"), say("Then so be it."))
     run_id = await stage.start()
     waiting = await status(run_id, "waiting")
@@ -102,9 +102,7 @@ async def test_line_41_a_waiting_run_stays_when_the_server_leaves(stage, servers
     assert stage.marks.read() == ["answered No"]
 
 
-async def test_line_41_a_tool_that_begins_while_the_server_leaves_is_known_to_have_begun(
-    stage, servers, serve
-):
+async def test_a_tool_that_begins_while_the_server_leaves_is_known_to_have_begun(stage, servers, serve):
     """What says so to the log waits behind what the model said, and the graph is being stopped."""
 
     @tool

@@ -22,7 +22,7 @@ from tests.runs.recovery.steps import (
 from tests.runs.waiting import event, log_of, terminal, until
 
 
-async def test_line_39_an_answer_that_was_cut_goes_on_by_itself(servers, alice, serve, tmp_path, release):
+async def test_an_answer_that_was_cut_goes_on_by_itself(servers, alice, serve, tmp_path, release):
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
         stage.script.add(call("mark", x="once"))
         run_id = await cut_in_answer(stage)
@@ -39,7 +39,7 @@ async def test_line_39_an_answer_that_was_cut_goes_on_by_itself(servers, alice, 
         assert (await stage.history())[-1]["text"] == "The whole answer."
 
 
-async def test_line_39_at_most_so_many_times_in_a_row(servers, alice, serve, tmp_path, release, settings):
+async def test_at_most_so_many_times_in_a_row(servers, alice, serve, tmp_path, release, settings):
     settings.RUNS_MAX_RESUMES = 2
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
         run_id = await cut_in_answer(stage, name="cut 0")
@@ -61,7 +61,7 @@ async def test_line_39_at_most_so_many_times_in_a_row(servers, alice, serve, tmp
 
 
 @pytest.mark.parametrize("idempotent", [False, True], ids=["unknown effect", "idempotent"])
-async def test_line_39_a_tool_that_may_have_worked_runs_again_only_if_it_may(
+async def test_a_tool_that_may_have_worked_runs_again_only_if_it_may(
     servers, alice, serve, tmp_path, release, idempotent
 ):
     harmless = frozenset({"slow_async"}) if idempotent else frozenset()
@@ -85,7 +85,7 @@ async def test_line_39_a_tool_that_may_have_worked_runs_again_only_if_it_may(
             assert (await snapshot(stage))["status"] == "interrupted"
 
 
-async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worked(
+async def test_a_tool_whose_start_was_not_logged_any_more_may_have_worked(
     servers, alice, serve, tmp_path, release, monkeypatch
 ):
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
@@ -110,7 +110,7 @@ async def test_line_39_a_tool_whose_start_was_not_logged_any_more_may_have_worke
 
 
 @pytest.mark.parametrize("call_id", ["call_1", "call_" + "x" * 300], ids=["short id", "long id"])
-async def test_line_41_what_was_drained_between_two_steps_goes_on_on_the_next_server(
+async def test_what_was_drained_between_two_steps_goes_on_on_the_next_server(
     servers, alice, serve, tmp_path, release, call_id
 ):
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as stage:
@@ -163,7 +163,7 @@ async def test_a_turn_of_an_agent_that_is_gone_is_left_as_it_is(servers, alice, 
         assert (await interrupted(run_id)).resolution is None
 
 
-async def test_line_38_two_who_recover_at_once_resume_once(servers, alice, serve, tmp_path, release):
+async def test_two_who_recover_at_once_resume_once(servers, alice, serve, tmp_path, release):
     async with opening(alice, serve, tmp_path, release) as stage:
         run_id = await cut_in_answer(stage)
         await servers.restart()
@@ -181,7 +181,7 @@ async def test_line_38_two_who_recover_at_once_resume_once(servers, alice, serve
         assert await in_thread(Run.objects.filter(resumes=run_id).count) == 1
 
 
-async def test_line_38_two_who_sweep_at_once_reclaim_once(stage, servers):
+async def test_two_who_sweep_at_once_reclaim_once(stage, servers):
     run_id = await cut_in_answer(stage)
     await servers.crash()
 

@@ -41,7 +41,7 @@ async def everything(stage, run_id):
 
 @pytest.mark.parametrize("tool", ["hang", "hang_async"])
 @pytest.mark.parametrize("how", ["reclaimed", "force-cancelled", "given up"])
-async def test_line_40_what_lost_its_run_changes_nothing_when_it_wakes_up(
+async def test_what_lost_its_run_changes_nothing_when_it_wakes_up(
     stage, servers, settings, olivia, release, how, tool
 ):
     settings.RUNS_CANCEL_GRACE = 0.2
@@ -78,7 +78,7 @@ async def test_line_40_what_lost_its_run_changes_nothing_when_it_wakes_up(
     await stage.assert_sendable()
 
 
-async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_told_of_its_end(
+async def test_a_turn_is_not_disturbed_by_one_before_it_that_was_not_told_of_its_end(
     stage, servers, settings, olivia, release, monkeypatch
 ):
     """The notice is lost, and the earlier execution's tool comes to its result while the next turn runs."""
@@ -108,7 +108,7 @@ async def test_line_40_a_turn_is_not_disturbed_by_one_before_it_that_was_not_tol
     assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["first", "second"]
 
 
-async def test_line_38_a_worker_that_was_taken_for_dead_signs_on_again(stage, servers):
+async def test_a_worker_that_was_taken_for_dead_signs_on_again(stage, servers):
     supervisor = process.current
     await in_thread(Worker.objects.filter(id=supervisor.id).delete)
     run_id = await stage.start()  # which it cannot claim: it is dead
@@ -119,7 +119,7 @@ async def test_line_38_a_worker_that_was_taken_for_dead_signs_on_again(stage, se
     assert (await terminal(run_id)).status == "completed"
 
 
-async def test_line_38_a_worker_beats_while_its_sweep_waits(transactional_db, settings, monkeypatch):
+async def test_a_worker_beats_while_its_sweep_waits(transactional_db, settings, monkeypatch):
     """For a row that somebody holds, or because there is much to do: nobody must take it for dead."""
     sweeping, may_end = asyncio.Event(), asyncio.Event()
 
@@ -138,7 +138,7 @@ async def test_line_38_a_worker_beats_while_its_sweep_waits(transactional_db, se
         may_end.set()
 
 
-async def test_line_38_a_living_worker_and_a_waiting_run_are_never_reclaimed(stage, servers):
+async def test_a_living_worker_and_a_waiting_run_are_never_reclaimed(stage, servers):
     stage.script.add(call("ask", question="Really?"))
     asked = await stage.start()
     await status(asked, "waiting")
@@ -155,9 +155,7 @@ async def test_line_38_a_living_worker_and_a_waiting_run_are_never_reclaimed(sta
     assert (await stage.run(streaming)).status == "interrupted"
 
 
-async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(
-    stage, servers, monkeypatch
-):
+async def test_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(stage, servers, monkeypatch):
     run_id = await cut_in_answer(stage)
     monkeypatch.setattr("runs.live.notices.stop_execution", lambda run, *, fenced: None)
     await stage.cancel(run_id)
@@ -168,7 +166,7 @@ async def test_line_27_a_cancel_that_was_recorded_elsewhere_is_found_by_the_hear
     assert (await terminal(run_id)).status == "cancelled"
 
 
-async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
+async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
     claim, lost = transitions.claim, []
 
     def claim_and_lose_the_answer(*of):
@@ -190,7 +188,7 @@ async def test_line_36_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(st
     assert (await terminal(resumed_run["id"])).status == "completed"
 
 
-async def test_line_38_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
+async def test_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
     claim, committed, may_return = transitions.claim, threading.Event(), threading.Event()
 
     def claim_slowly(*of):

@@ -116,7 +116,7 @@ def _words_of(error: Exception) -> str:
     return str(error)
 
 
-async def test_c32_unstorable_characters_are_replaced_wherever_they_come_from():
+async def test_unstorable_characters_are_replaced_wherever_they_come_from():
     @tool
     async def dirty(text: str) -> str:
         """Give what cannot be stored."""

@@ -82,7 +82,7 @@ async def test_calls_of_an_earlier_execution_end_when_this_one_is_cancelled():
 # Turns that do not complete
 
 
-async def test_c13_a_cancelled_answer_keeps_exactly_the_text_that_was_told():
+async def test_a_cancelled_answer_keeps_exactly_the_text_that_was_told():
     model = ScriptedModel(rounds=[[*words("one ", "two ", usage=None), asyncio.Event(), *words("three")]])
     execution = Execution(agent(model))
     recorder = await execution.cancel_when(lambda recorder: len(recorder.of("message.delta")) == 2)
@@ -98,7 +98,7 @@ async def test_c13_a_cancelled_answer_keeps_exactly_the_text_that_was_told():
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
-async def test_c09_a_call_that_was_still_being_spelled_out_is_dropped(pieces: int):
+async def test_a_call_that_was_still_being_spelled_out_is_dropped(pieces: int):
     asked = spelled(("c1", "echo", '{"text": "x"}'))
     model = ScriptedModel(
         rounds=[[*words("Let me. ", usage=None), *asked[:pieces], asyncio.Event(), *asked[pieces:]]]
@@ -175,7 +175,7 @@ async def test_a_result_that_arrived_and_was_not_told_yet_is_told_at_the_end():
     assert execution.recorder.of("tool.completed")[0]["result"] == "echo x"
 
 
-async def test_c30_a_step_limit_between_a_call_and_its_result_leaves_no_call_open():
+async def test_a_step_limit_between_a_call_and_its_result_leaves_no_call_open():
     execution = Execution(agent(ScriptedModel(rounds=[spelled(("c1", "echo", '{"text": "x"}'))])))
     with pytest.raises(RecursionError):
         await execution.run(recursion_limit=1)

@@ -101,7 +101,7 @@ async def test_a_tool_that_is_cancelled_because_its_sibling_raised_has_an_unknow
     assert execution.recorder.of("tool.failed")[0]["tool_call"] == "c2"
 
 
-async def test_c19_calls_that_cannot_run_get_an_end_and_their_siblings_run():
+async def test_calls_that_cannot_run_get_an_end_and_their_siblings_run():
     """A broken call, an unknown tool, arguments of the wrong shape and a good call in one message."""
     asked = spelled(
         ("good", "echo", '{"text": "x"}'),

@@ -12,8 +12,8 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs.lifecycle import liveness
-from runs.models import Run, ToolCall, Worker
-from runs.states import OCCUPYING, Effect, RunStatus
+from runs.models import Run, Session, ToolCall, Worker
+from runs.states import ACTIVE, OCCUPYING, Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
 LONG_QUEUE = 5
@@ -22,10 +22,26 @@ RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
 
+# What decides who comes next in a session: its active runs, and the one that waits for a decision.
+# In one list, so that SQLite looks for these statuses and not at each run; nothing active is resolved.
+CONCERNED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
 # Interrupted, and nobody has decided what becomes of it.
 UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # What the rest of its session's queue waits behind.
 _AHEAD = Q(status__in=OCCUPYING) | UNDECIDED
+
+
+def undecided() -> QuerySet[Run]:
+    """Interrupted runs about which nobody has decided, at most one of a session."""
+    return Run.objects.filter(UNDECIDED)
+
+
+def undecided_in(session: Session) -> Run | None:
+    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
+
+    It need not be the latest: what was queued behind it and cancelled there has ended after it.
+    """
+    return undecided().filter(session=session).first()
 
 
 def silence() -> timedelta:

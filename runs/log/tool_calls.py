@@ -9,11 +9,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Case, QuerySet, Value, When
 from django.db.models.functions import Coalesce
 
 from runs.foundation.statements import Prepared
 from runs.foundation.values import ID_LIMIT, key
+from runs.live import notices
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
 
@@ -73,6 +75,14 @@ def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType
         )
         for call in _open_calls(run.id)
     ]
+
+
+def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
+    """What was given up on did end: bring the one field up to date, and nothing else."""
+    with transaction.atomic():
+        unknown = ToolCall.objects.filter(run=run_id, call_id=key(call_id), effect=Effect.UNKNOWN)
+        if unknown.update(effect=effect):
+            notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 
 
 def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> None:

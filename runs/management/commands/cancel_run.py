@@ -7,7 +7,7 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 
 from runs.errors import NotFound
-from runs.lifecycle import transitions
+from runs.lifecycle import cancelling
 from runs.models import Run
 from runs.states import CancelOutcome, CancelSource
 
@@ -24,7 +24,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, run: UUID, reason: str, **options: Any) -> str:
         try:
-            cancellation = transitions.request_cancel(
+            cancellation = cancelling.request_cancel(
                 run, source=CancelSource.OPERATOR, reason=reason[:500], requested_by=None
             )
         except NotFound:

@@ -33,6 +33,11 @@ from runs.states import (
     ToolStatus,
 )
 
+# Interrupted, and nobody has decided what becomes of it.
+UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+# A cancel that is in progress.
+UNSETTLED = Q(settled_at__isnull=True)
+
 
 class Session(models.Model):
     """One conversation: the unit of exclusion, of the LangGraph thread and of the cancellation projection."""
@@ -51,6 +56,9 @@ class Session(models.Model):
     cancellation_revision = models.PositiveBigIntegerField(default=0)
     last_position = models.PositiveIntegerField(default=0)
     last_line = models.PositiveIntegerField(default=0)
+
+    # No column. Whoever holds the lock of the session writes it once, in the end, if this is set.
+    has_changed = False
 
     class Meta:
         indexes = [
@@ -252,16 +260,25 @@ class Run(models.Model):
         run._stored = dict(zip(field_names, values, strict=True))
         return run
 
-    def save_changes(self) -> None:
-        """Write what differs from what was read; a whole row costs several times as much."""
+    def write(self, **expected: Any) -> bool:
+        """Write what differs from what was read, if the row has the values expected; whether it had.
+
+        A whole row costs several times as much.
+        """
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
-        if changed:
-            statements.save(self, changed)
-            self._stored |= {name: getattr(self, name) for name in changed}
+        if not statements.save(self, changed or ["id"], expected):
+            return False
+        self._stored |= {name: getattr(self, name) for name in changed}
+        return True
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def is_undecided(self) -> bool:
+        """As ``UNDECIDED``."""
+        return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 
 class RunEvent(models.Model):

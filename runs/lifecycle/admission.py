@@ -115,7 +115,7 @@ def _with_key(session_id: Any, key: Any) -> QuerySet[Run]:
 
 @Prepared
 def _concerned(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(predicates.CONCERNED, session=session_id)
+    return Run.objects.filter(predicates.UNRESOLVED, session=session_id)
 
 
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:

@@ -9,27 +9,21 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from runs.foundation.statements import Prepared
-from runs.models import Cancellation, Run, Session, Worker
+from runs.models import UNDECIDED, UNSETTLED, Cancellation, Run, Session, Worker
 from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
 from runs.wire import statistics
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-_active = Run.objects.filter(session=OuterRef("pk"))
+_of_session = Run.objects.filter(session=OuterRef("pk"))
 
 # What a session's status is derived from; one statement reads it together with the session.
 STATUS = {
-    "pending": Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_at__isnull=True)),
-    "occupied_by": Subquery(_active.filter(status__in=OCCUPYING).values("status")[:1]),
-    "has_queue": Exists(_active.filter(status=RunStatus.QUEUED)),
-    "is_interrupted": Exists(
-        Run.objects.filter(
-            session=OuterRef("pk"),
-            status=RunStatus.INTERRUPTED,
-            resolution__isnull=True,
-        )
-    ),
+    "pending": Exists(Cancellation.objects.filter(UNSETTLED, session=OuterRef("pk"))),
+    "occupied_by": Subquery(_of_session.filter(status__in=OCCUPYING).values("status")[:1]),
+    "has_queue": Exists(_of_session.filter(status=RunStatus.QUEUED)),
+    "is_interrupted": Exists(_of_session.filter(UNDECIDED)),
 }
 
 

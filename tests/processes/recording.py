@@ -1,7 +1,7 @@
 """Records a data folder with this version, for the tests of later ones.
 
-``python -m tests.processes.recording FILE`` makes FILE an archive of the folder. Its ``answers.json`` says what
-the server told of it over REST.
+``python -m tests.processes.recording FILE`` makes FILE an archive of the folder. ``answers.json`` in it holds
+what the server told over REST.
 """
 
 import json

@@ -323,7 +323,7 @@ NUMBERS_ARE_TRUE = {
     ),
     "calls closed at the end are no messages": (
         transitions._end,
-        "run.message_count += closing.messages_in(owed)",
+        "run.message_count += closing_events.messages_in(owed)",
         "pass",
     ),
     "a resumed turn counts its message again": (

@@ -14,7 +14,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from runs.errors import HistoryIsFinal
-from runs.foundation import statements
+from runs.foundation import sql
 from runs.foundation.values import ID_LIMIT, NAME_LIMIT
 from runs.states import (
     ACTIVE,
@@ -256,7 +256,7 @@ class Run(models.Model):
         """Write what differs from what was read; a whole row costs several times as much."""
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
         if changed:
-            statements.save(self, changed)
+            sql.update(self, changed)
             self._stored |= {name: getattr(self, name) for name in changed}
 
     @property

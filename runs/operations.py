@@ -25,10 +25,9 @@ from langchain_core.messages import BaseMessage
 from runs import (
     agents as configured,
 )
-from runs import operators, process
+from runs import operators, process, statements
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
-from runs.foundation.statements import Prepared
 from runs.foundation.values import plain
 from runs.lifecycle import admission, transitions
 from runs.live import cancel_outcome, follow
@@ -384,25 +383,15 @@ def _uuid(value: Id) -> UUID:
         raise NotFound from None
 
 
-@Prepared
-def _own_session(session_id: Any, owner: Any) -> QuerySet[Session]:
-    return Session.objects.filter(id=session_id, owner=owner)
-
-
-@Prepared
-def _own_run(run_id: Any, owner: Any) -> QuerySet[Run]:
-    return Run.objects.filter(id=run_id, session__owner=owner)
-
-
 def _session(actor: Actor, session_id: Id) -> Session:
-    found = _own_session.first(_uuid(session_id), actor.pk)
+    found = statements.own_session.first(_uuid(session_id), actor.pk)
     if found is None:
         raise NotFound
     return found
 
 
 def _run(actor: Actor, run_id: Id) -> Run:
-    found = _own_run.first(_uuid(run_id), actor.pk)
+    found = Run.objects.filter(id=_uuid(run_id), session__owner=actor.pk).first()
     if found is None:
         raise NotFound
     return found

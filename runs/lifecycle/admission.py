@@ -9,12 +9,10 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage
 
-from runs import agents
+from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
-from runs.foundation.statements import Prepared
 from runs.lifecycle import transitions
 from runs.memory import brought_messages
 from runs.models import Run, Seed, Session
@@ -108,16 +106,6 @@ def open_session(
     return session
 
 
-@Prepared
-def _with_key(session_id: Any, key: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session=session_id, idempotency_key=key)
-
-
-@Prepared
-def _concerned(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(transitions.CONCERNED, session=session_id)
-
-
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """One transaction: the idempotency key, the strategy, then the run with its user message.
 
@@ -125,14 +113,14 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """
     with transitions.locked_session(session_id) as session:
         if turn.key is not None:
-            earlier = _with_key.first(session.id, turn.key)
+            earlier = statements.run_with_key.first(session.id, turn.key)
             if earlier is not None:
                 if earlier.request_digest != turn.digest:
                     raise IdempotencyConflict
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
-        concerned = _concerned(session.id)
+        concerned = statements.open_runs(session.id)
         active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
             raise RunActive

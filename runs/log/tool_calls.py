@@ -9,10 +9,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Case, QuerySet, Value, When
+from django.db.models import Case, Value, When
 from django.db.models.functions import Coalesce
 
-from runs.foundation.statements import Prepared
+from runs import statements
 from runs.foundation.values import ID_LIMIT, key
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
@@ -42,11 +42,6 @@ def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: dateti
             _project(run_id, type, json.loads(data), at)
 
 
-@Prepared
-def _open_calls(run_id: Any) -> QuerySet[ToolCall]:
-    return ToolCall.objects.filter(run=run_id, status=ToolStatus.RUNNING).order_by("id")
-
-
 def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
     """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
 
@@ -71,7 +66,7 @@ def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType
                 "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE,
             },
         )
-        for call in _open_calls(run.id)
+        for call in statements.open_calls(run.id)
     ]
 
 

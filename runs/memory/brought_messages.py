@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 from uuid import UUID, uuid5
 
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
-from runs.foundation.statements import Prepared
+from runs import statements
 from runs.memory.normalise import Changes, answered
-from runs.models import Run, Seed, Session
+from runs.models import Run, Session
 
 Stored: TypeAlias = list[dict[str, Any]]
 
@@ -28,14 +27,9 @@ def stored(session_id: UUID, messages: Sequence[BaseMessage]) -> Stored:
     return messages_to_dict(answered(named, (), Changes()))
 
 
-@Prepared
-def _seed(session_id: Any) -> QuerySet[Seed]:
-    return Seed.objects.filter(session=session_id)
-
-
 def pending(session: Session) -> list[BaseMessage]:
     """The seed of a session whose checkpoint may not hold it yet, else nothing."""
-    seed = _seed.first(session.id)
+    seed = statements.seed.first(session.id)
     if seed is None or Run.objects.filter(session=session, repaired=True).exists():
         return []
     return messages_from_dict(seed.messages)

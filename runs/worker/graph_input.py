@@ -5,20 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
+from runs import statements
 from runs.foundation.database import in_thread
-from runs.foundation.statements import Prepared
 from runs.lifecycle import transitions
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
-from runs.states import TERMINAL, Resolution
+from runs.states import Resolution
 from runs.translation.translator import Known, KnownCall
 
 # Messages, by the namespace of the graph that said them.
@@ -41,14 +40,9 @@ class Turn:
     order: list[str] = field(default_factory=list)  # user message ids of all turns, if there are such runs
 
 
-@Prepared
-def _run(run_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(id=run_id)
-
-
 def load(claimed: Run) -> Turn:
     """Read the turn of a run that was just claimed."""
-    run = _run(claimed.id)[0]
+    run = statements.run(claimed.id)[0]
     run.session = claimed.session
     continues = run.resumes_id is not None or run.answers is not None
     # One that has just begun has said nothing yet.
@@ -145,17 +139,11 @@ def said_to(turn: Turn) -> str:
     return turn.said.user.id
 
 
-@Prepared
-def _unrepaired(session_id: Any, position: Any) -> QuerySet[Run]:
-    before = Run.objects.filter(session=session_id, position__lt=position)
-    return before.filter(status__in=TERMINAL, repaired=False).order_by("position")
-
-
 def _load_earlier(turn: Turn) -> None:
     first = turn.run
     while first.resumes is not None:
         first = first.resumes
-    for one in _unrepaired(first.session_id, first.position):
+    for one in statements.unrepaired_runs(first.session_id, first.position):
         turn.unrepaired.append(one.id)
         if one.resolution == Resolution.RETRIED:
             if one.message_id not in turn.dropped:

@@ -419,8 +419,8 @@ THE_LINE = {
     "the last in line is claimed first": (transitions._next_in_line, "line[0][1]", "line[-1][1]"),
     "an undecided turn does not hold the queue": (
         transitions._next_in_line,
-        "_line(session.id)",
-        "[one for one in _line(session.id) if one[2] in ACTIVE]",
+        "sorted(statements.order_of_open_runs(session.id))",
+        "sorted(one for one in statements.order_of_open_runs(session.id) if one[2] in ACTIVE)",
     ),
     "a cancel in the queue takes a decision away": (
         transitions.unresolved_interruption,

@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import operations
+from runs import operations, statements
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
 from runs.foundation.values import key
 from runs.lifecycle import admission, liveness, transitions
@@ -482,7 +482,7 @@ def test_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, sessi
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
-@pytest.mark.parametrize("asked", [admission._concerned, transitions._line])
+@pytest.mark.parametrize("asked", [statements.open_runs, statements.order_of_open_runs])
 def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
     with CaptureQueriesContext(connection) as queries:
         asked(session.id)

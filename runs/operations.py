@@ -28,7 +28,8 @@ from runs import (
 from runs import operators, process, statements
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
-from runs.foundation.values import plain
+from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
+from runs.foundation.values import to_json
 from runs.lifecycle import admission, transitions
 from runs.live import cancel_outcome, follow
 from runs.live.follow import Item
@@ -42,10 +43,6 @@ from runs.wire.encoding import encode, timestamp
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
 Actor: TypeAlias = AbstractBaseUser
-
-TITLE_LIMIT = 200
-SEARCH_LIMIT = 200
-EVENTS_LIMIT = 1000
 
 
 # Sessions
@@ -202,7 +199,7 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
     run = _run(actor, run_id)
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise Invalid('"answers" must be an object that gives each question id its value.')
-    values = plain(dict(answers))
+    values = to_json(dict(answers))
     if values != dict(answers):
         raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
@@ -416,4 +413,4 @@ def _title(title: Any) -> str:
 def _reason(reason: Any) -> str:
     if not reason:
         return ""
-    return admission.checked_text(reason, "reason")[:500]
+    return admission.checked_text(reason, "reason")[:REASON_LIMIT]

@@ -13,6 +13,7 @@ from langchain_core.messages import BaseMessage
 
 from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.lifecycle import transitions
 from runs.memory import brought_messages
 from runs.models import Run, Seed, Session
@@ -55,8 +56,9 @@ class Turn:
             raise Invalid(f'"on_disconnect" must be one of {", ".join(OnDisconnect.values)}.')
         if isinstance(stream_modes, str) or any(mode not in STREAM_MODES for mode in stream_modes):
             raise Invalid(f'"stream_modes" must be a list of {", ".join(STREAM_MODES)}.')
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 255 or "\0" in key):
-            raise Invalid("The idempotency key must be a text of 1 to 255 characters.")
+        is_key = isinstance(key, str) and 0 < len(key) <= IDEMPOTENCY_KEY_LIMIT and "\0" not in key
+        if key is not None and not is_key:
+            raise Invalid(f"The idempotency key must be a text of 1 to {IDEMPOTENCY_KEY_LIMIT} characters.")
         modes = tuple(mode for mode in STREAM_MODES if mode in stream_modes)
         return cls(text, Multitask(multitask), OnDisconnect(on_disconnect), modes, key)
 

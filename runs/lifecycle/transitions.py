@@ -19,7 +19,7 @@ from django.utils import timezone
 from runs import metrics, statements
 from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
 from runs.foundation import sql
-from runs.foundation.values import key
+from runs.foundation.values import lookup_key
 from runs.lifecycle import cancellation, closing_events, dispatch, liveness, predicates, statistics
 from runs.live import notices
 from runs.log import events
@@ -384,7 +384,7 @@ def _mark_turn_repaired(run: Run) -> None:
 def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
     """What was given up on did end: bring the one field up to date, and nothing else."""
     with transaction.atomic():
-        unknown = ToolCall.objects.filter(run=run_id, call_id=key(call_id), effect=Effect.UNKNOWN)
+        unknown = ToolCall.objects.filter(run=run_id, call_id=lookup_key(call_id), effect=Effect.UNKNOWN)
         if unknown.update(effect=effect):
             notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 

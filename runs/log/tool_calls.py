@@ -13,7 +13,8 @@ from django.db.models import Case, Value, When
 from django.db.models.functions import Coalesce
 
 from runs import statements
-from runs.foundation.values import ID_LIMIT, key
+from runs.foundation.limits import ID_LIMIT
+from runs.foundation.values import lookup_key
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
 
@@ -75,14 +76,14 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
         # A call exists from the moment the model has asked for it, whether or not it ever starts.
         for call in data["tool_calls"]:
             # Some providers use an id again in a later message: then it is another call.
-            ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()
-            asked = {"name": call["name"], "args": call["args"], "message_id": key(data["message"])}
+            ToolCall.objects.filter(run_id=run_id, call_id=lookup_key(call["id"])).delete()
+            asked = {"name": call["name"], "args": call["args"], "message_id": lookup_key(data["message"])}
             ToolCall.objects.create(run_id=run_id, **_named(call["id"]), **asked)
         return
     named = _named(data["tool_call"])
     row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=named["call_id"], defaults=named)
     if type == EventType.TOOL_STARTED:
-        row.name, row.args, row.message_id = data["name"], data["args"], key(data["message"] or "")
+        row.name, row.args, row.message_id = data["name"], data["args"], lookup_key(data["message"] or "")
         row.started_at = at
     elif type == EventType.TOOL_COMPLETED:
         row.status, row.effect, row.result = ToolStatus.COMPLETED, Effect.DONE, data["result"]
@@ -100,4 +101,4 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
 
 def _named(call: str) -> dict[str, str | None]:
     """The columns for the id of a call."""
-    return {"call_id": key(call), "long_id": call if len(call) > ID_LIMIT else None}
+    return {"call_id": lookup_key(call), "long_id": call if len(call) > ID_LIMIT else None}

@@ -19,7 +19,8 @@ from langgraph.graph.state import CompiledStateGraph
 
 from runs.errors import Invalid
 from runs.foundation.database import in_thread
-from runs.foundation.values import NAME_LIMIT, clean, fitting, key, plain, text_of
+from runs.foundation.limits import TOOL_NAME_LIMIT
+from runs.foundation.values import clean, lookup_key, text_of, to_json, truncate_to_fit
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages
@@ -286,9 +287,9 @@ def _message(
 
 def _row(facts: _Facts, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
     """The row of a call: of a resumed turn that of the last run that had to do with it."""
-    rows = (facts.calls.get((run, key(call_id))) for run in reversed(runs))
+    rows = (facts.calls.get((run, lookup_key(call_id))) for run in reversed(runs))
     # Some models number the calls of each message from the start; a row has room for one of them.
-    return next((row for row in rows if row and row.message_id in ("", key(message_id))), None)
+    return next((row for row in rows if row and row.message_id in ("", lookup_key(message_id))), None)
 
 
 def _logged_call(call: transcript.Call, row: ToolCall | None) -> Data:
@@ -310,8 +311,8 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
     text = clean(text_of(result.content)) if result else None
     call = {
         "id": asked["id"],
-        "name": fitting(asked["name"], NAME_LIMIT),
-        "args": plain(asked["args"]),
+        "name": truncate_to_fit(asked["name"], TOOL_NAME_LIMIT),
+        "args": to_json(asked["args"]),
         "status": status,
         "result": text if status == ToolStatus.COMPLETED else None,
         "error": text if status == ToolStatus.FAILED else None,

@@ -8,7 +8,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from runs import agents
 from runs.foundation.database import in_thread
-from runs.foundation.values import clean, plain, text_of
+from runs.foundation.values import clean, text_of, to_json
 from runs.memory import state_messages
 from runs.memory.checkpoints import process_checkpoints
 from runs.memory.normalise import Changes, answered, marked
@@ -71,7 +71,7 @@ def examine(messages: Sequence[BaseMessage], pending: Sequence[str] = ()) -> Ins
 def _message(message: BaseMessage, results: set[str]) -> SavedMessage:
     asked = message.tool_calls if isinstance(message, AIMessage) else []
     calls = [
-        SavedCall(call["id"] or "", clean(call["name"]), plain(call["args"]), call["id"] not in results)
+        SavedCall(call["id"] or "", clean(call["name"]), to_json(call["args"]), call["id"] not in results)
         for call in asked
     ]
     answers = message.tool_call_id if isinstance(message, ToolMessage) else None

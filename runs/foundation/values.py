@@ -11,13 +11,13 @@ from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage
-from pydantic import BaseModel
-
 from runs.foundation.limits import ID_LIMIT, VALUE_LIMIT
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 _DEPTH_LIMIT = 20
 _NAME_LIMIT = 200  # of an entry of an object
@@ -154,12 +154,16 @@ class _Conversion:
         return self._compound(value, depth + 1)
 
     def _compound(self, value: Any, depth: int) -> Any:
-        if isinstance(value, BaseMessage):
-            return self._mapping(_message_fields(value), depth)
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
         if isinstance(value, Sequence | Set):
             return self._items(value, depth)
+        # Imported here, since commands that only clean texts should not load LangChain.
+        from langchain_core.messages import BaseMessage
+        from pydantic import BaseModel
+
+        if isinstance(value, BaseMessage):
+            return self._mapping(_message_fields(value), depth)
         if isinstance(value, BaseModel):
             names = list(type(value).model_fields)
             return self._mapping({name: getattr(value, name, None) for name in names}, depth)
@@ -201,7 +205,7 @@ def _words(value: Any) -> str:
         return f"[{type(value).__name__}]"
 
 
-def _message_fields(message: BaseMessage) -> dict[str, Any]:
+def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     named = {"type": message.type, "id": message.id, "name": message.name, "content": message.content}
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):

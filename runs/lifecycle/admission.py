@@ -93,7 +93,7 @@ def open_session(
     opened with something else.
     """
     session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
-    messages = brought_messages.stored(session_id, seed)
+    messages = brought_messages.serialise(session_id, seed)
     session, is_new = Session.objects.get_or_create(
         id=session_id, defaults={"owner": actor, "agent": agent, "origin": origin}
     )

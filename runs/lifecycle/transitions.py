@@ -13,18 +13,17 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from runs import metrics
+from runs import metrics, statements
 from runs.errors import Invalid, NotFound, NotInterrupted, NotWaiting
-from runs.foundation import statements
-from runs.foundation.statements import Prepared
-from runs.foundation.values import key
+from runs.foundation import sql
+from runs.foundation.values import lookup_key
 from runs.lifecycle import cancellation, closing_events, dispatch, liveness, predicates, statistics
 from runs.live import notices
 from runs.log import events
-from runs.models import Cancellation, Run, Session, ToolCall, Worker
+from runs.models import Cancellation, Run, Session, ToolCall
 from runs.states import (
     ACTIVE,
     TERMINAL,
@@ -58,50 +57,11 @@ class Error:
     message: str  # a sentence a person can read
 
 
-# What decides who comes next in a session: its active runs, and the one that waits for a decision.
-# In one list, so that SQLite looks for these statuses and not at each run; nothing active is resolved.
-CONCERNED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
-
-
-# What each turn asks for
-
-
-@Prepared
-def _session(session_id: Any) -> QuerySet[Session]:
-    return Session.objects.select_for_update(no_key=True).filter(id=session_id)
-
-
-@Prepared
-def _session_of(run_id: Any) -> QuerySet[Session]:
-    return Session.objects.select_for_update(no_key=True, of=("self",)).filter(runs=run_id)
-
-
-@Prepared
-def _run(run_id: Any) -> QuerySet[Run]:
-    return Run.objects.select_for_update().filter(id=run_id)
-
-
-@Prepared
-def _worker(worker_id: Any) -> QuerySet[Worker]:
-    return Worker.objects.filter(id=worker_id)
-
-
-@Prepared
-def _line(session_id: Any) -> QuerySet[Run, tuple[int, UUID, str, Any]]:
-    concerned = Run.objects.filter(CONCERNED, session=session_id)
-    return concerned.values_list("line", "id", "status", "answers")
-
-
-@Prepared
-def _queued_of(session_id: Any) -> QuerySet[Run, tuple[UUID]]:
-    return Run.objects.filter(session=session_id, status=RunStatus.QUEUED).values_list("id")[:1]
-
-
 @contextmanager
 def locked_session(session_id: UUID) -> Iterator[Session]:
     """A transaction that holds the session. Raises NotFound."""
     with transaction.atomic():
-        session = _session.first(session_id)
+        session = statements.lock_session.first(session_id)
         if session is None:
             raise NotFound
         yield session
@@ -111,8 +71,8 @@ def locked_session(session_id: UUID) -> Iterator[Session]:
 def locked_run(run_id: UUID) -> Iterator[tuple[Session, Run]]:
     """A transaction that holds the run and, before it, its session. Raises NotFound."""
     with transaction.atomic():
-        session = _session_of.first(run_id)
-        run = _run.first(run_id) if session is not None else None
+        session = statements.lock_session_of.first(run_id)
+        run = statements.lock_run.first(run_id) if session is not None else None
         if session is None or run is None:
             raise NotFound
         run.session = session
@@ -148,7 +108,7 @@ def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
     run.status = RunStatus.QUEUED
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
     events.record(run, [_queued(run)], run.created_at)
-    statements.insert(run)
+    sql.insert(run)
     notices.touch(session)
     dispatch.request(session.id)
     return run
@@ -165,13 +125,13 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
     """
     try:
         with locked_session(session_id) as session:
-            worker = _worker.first(worker_id)
+            worker = statements.worker.first(worker_id)
             if worker is None:
                 return None  # taken for dead; it has to sign on again first
             run_id = _next_in_line(session)
             if run_id is None:
                 return None
-            run = _run(run_id)[0]
+            run = statements.lock_run(run_id)[0]
             now = timezone.now()
             first_claim = run.status == RunStatus.QUEUED
             run.status = RunStatus.RUNNING
@@ -197,7 +157,8 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
 
 def _next_in_line(session: Session) -> UUID | None:
     """The run of a locked session that may be claimed now."""
-    line = sorted(_line(session.id))  # SQLite would go through all runs to have them in order
+    # Sorted here: SQLite would go through all runs to have them in order.
+    line = sorted(statements.order_of_open_runs(session.id))
     for _, run_id, status, answers in line:
         if status != RunStatus.QUEUED:
             return run_id if status == RunStatus.WAITING and answers is not None else None
@@ -423,7 +384,7 @@ def _mark_turn_repaired(run: Run) -> None:
 def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
     """What was given up on did end: bring the one field up to date, and nothing else."""
     with transaction.atomic():
-        unknown = ToolCall.objects.filter(run=run_id, call_id=key(call_id), effect=Effect.UNKNOWN)
+        unknown = ToolCall.objects.filter(run=run_id, call_id=lookup_key(call_id), effect=Effect.UNKNOWN)
         if unknown.update(effect=effect):
             notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 
@@ -482,7 +443,7 @@ def _end(
     run.save_changes()
     metrics.run_ended(run)
     notices.touch(session)
-    if _queued_of(session.id):
+    if statements.a_queued_run(session.id):
         dispatch.request(session.id)
 
 

@@ -19,7 +19,7 @@ from runs.lifecycle import (
 )
 from runs.live import notices
 from runs.log import events, tool_calls, writer
-from runs.memory.checkpoints import gate, saver
+from runs.memory.checkpoints import fence, saver
 from runs.recovery import reconciliation, sweep
 from runs.wire import statistics as numbers
 from runs.worker import graph_input
@@ -247,29 +247,29 @@ NO_WORK_AFTER_THE_END = {
 
 # Of the same invariant, what holds checkpoints back; on SQLite there is nothing else.
 NO_CHECKPOINT_AFTER_THE_END = {
-    "an operation begins behind a closed gate": (
-        gate.whole,
-        "if any(gate.closed for gate in gates):",
+    "an operation begins behind a closed fence": (
+        fence.run_shielded,
+        "if any(fence.closed for fence in fences):",
         "if False:",
     ),
-    "a gate does not know what went through": (gate.whole, "gate.enter(task)", "pass"),
-    "a gate stays open": (gate.Gate.close, "self.closed = True", "pass"),
-    "a gate closes on what is on its way": (gate.Gate.close, "while self._inside:", "while False:"),
-    "a cancel cuts an operation": (gate.whole, "await asyncio.wait((task,))", "await task"),
-    "an operation swallows the cancel": (gate.whole, "if cancelled is None:", "if True:"),
-    "a sealed saver writes": (
+    "a fence does not know what went through": (fence.run_shielded, "fence.enter(task)", "pass"),
+    "a fence stays open": (fence.Fence.close, "self.closed = True", "pass"),
+    "a fence closes on what is on its way": (fence.Fence.close, "while self._inside:", "while False:"),
+    "a cancel cuts an operation": (fence.run_shielded, "await asyncio.wait((task,))", "await task"),
+    "an operation swallows the cancel": (fence.run_shielded, "if cancelled is None:", "if True:"),
+    "a fenced saver writes": (
         saver.FencedSaver._write,
-        "self._gate, self._storage.gate",
-        "self._storage.gate",
+        "self._fence, self._storage.fence",
+        "self._storage.fence",
     ),
     "a saver writes when the process has left": (
         saver.FencedSaver._write,
-        "self._gate, self._storage.gate",
-        "self._gate",
+        "self._fence, self._storage.fence",
+        "self._fence",
     ),
     "a saver reads when the process has left": (
         saver.ReadingSaver._read,
-        "self._storage.read(read), self._storage.gate",
+        "self._storage.read(read), self._storage.fence",
         "self._storage.read(read)",
     ),
     "a write does not name its claim": (
@@ -292,10 +292,10 @@ NO_CHECKPOINT_AFTER_THE_END = {
         "await self._write(",
         "await self._read(",
     ),
-    "a saver with an allowlist has a gate of its own": (
+    "a saver with an allowlist has a fence of its own": (
         saver.ReadingSaver.with_allowlist,
         "clone = copy.copy(self)",
-        "clone = copy.copy(self); clone._gate = Gate()",
+        "clone = copy.copy(self); clone._fence = Fence()",
     ),
 }
 
@@ -419,8 +419,8 @@ THE_LINE = {
     "the last in line is claimed first": (transitions._next_in_line, "line[0][1]", "line[-1][1]"),
     "an undecided turn does not hold the queue": (
         transitions._next_in_line,
-        "_line(session.id)",
-        "[one for one in _line(session.id) if one[2] in ACTIVE]",
+        "sorted(statements.order_of_open_runs(session.id))",
+        "sorted(one for one in statements.order_of_open_runs(session.id) if one[2] in ACTIVE)",
     ),
     "a cancel in the queue takes a decision away": (
         transitions.unresolved_interruption,

@@ -10,12 +10,12 @@ from typing import Any, NoReturn, Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from runs.errors import HistoryIsFinal
-from runs.foundation import statements
-from runs.foundation.values import ID_LIMIT, NAME_LIMIT
+from runs.foundation import sql
+from runs.foundation.limits import ID_LIMIT, IDEMPOTENCY_KEY_LIMIT, REASON_LIMIT, TITLE_LIMIT, TOOL_NAME_LIMIT
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -33,8 +33,6 @@ from runs.states import (
     ToolStatus,
 )
 
-# Interrupted, and nobody has decided what becomes of it.
-UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # A cancel that is in progress.
 UNSETTLED = Q(settled_at__isnull=True)
 
@@ -47,7 +45,7 @@ class Session(models.Model):
         settings.AUTH_USER_MODEL, models.CASCADE, related_name="agent_sessions", db_index=False
     )
     agent = models.CharField(max_length=100)
-    title = models.CharField(max_length=200, blank=True, default="")
+    title = models.CharField(max_length=TITLE_LIMIT, blank=True, default="")
     title_source = models.CharField(max_length=10, choices=TitleSource, default=TitleSource.WORDS)
     origin = models.CharField(max_length=10, choices=Origin, default=Origin.CHAT)
     created_at = models.DateTimeField(default=timezone.now)
@@ -119,6 +117,39 @@ class Worker(models.Model):
         return f"{self.host}:{self.pid}"
 
 
+class RunQuerySet(models.QuerySet["Run"]):
+    """What is said of many runs at once. Statuses are in one list, so that SQLite looks for these in an index
+    and not at each run."""
+
+    def open(self) -> Self:
+        """Active, or interrupted and undecided: these decide who comes next. Nothing active is resolved."""
+        return self.filter(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def undecided(self) -> Self:
+        """Interrupted, and nobody has decided what becomes of it; at most one of a session.
+
+        It need not be the latest: what was queued behind it and cancelled there has ended after it.
+        """
+        return self.filter(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+
+    def ahead_of_queues(self) -> Self:
+        """What the queue of its session waits behind: open, and out of the queue."""
+        return self.filter(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def awaiting_claim(self) -> Self:
+        """In a queue, or answered and not yet taken."""
+        is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
+        return self.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
+
+    def claimable(self) -> Self:
+        """What a worker may take now: an answered run, or the queue of a session in which nothing is ahead.
+
+        Of a queue the first is taken.
+        """
+        ahead = Run.objects.ahead_of_queues().filter(session=OuterRef("session"))
+        return self.awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~Exists(ahead))
+
+
 class Run(models.Model):
     """One turn of the agent in a session, from admission to one terminal fact.
 
@@ -143,7 +174,7 @@ class Run(models.Model):
     input = models.TextField(blank=True)
     message_id = models.CharField(max_length=100)  # the id of the user's message in the graph
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    idempotency_key = models.CharField(max_length=255, null=True)
+    idempotency_key = models.CharField(max_length=IDEMPOTENCY_KEY_LIMIT, null=True)
     request_digest = models.CharField(max_length=64, blank=True, default="")
 
     questions = models.JSONField(null=True)  # [{id, value}] while waiting and after
@@ -183,6 +214,8 @@ class Run(models.Model):
     open_output_tokens = models.PositiveBigIntegerField(default=0)
     first_token_ms = models.PositiveIntegerField(null=True)
     duration_ms = models.PositiveBigIntegerField(default=0)
+
+    objects = RunQuerySet.as_manager()
 
     # No columns. Admission found this run by its idempotency key and did not admit it now:
     was_there = False
@@ -266,7 +299,7 @@ class Run(models.Model):
         A whole row costs several times as much.
         """
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
-        if not statements.save(self, changed or ["id"], expected):
+        if not sql.update(self, changed or ["id"], expected):
             return False
         self._stored |= {name: getattr(self, name) for name in changed}
         return True
@@ -277,7 +310,7 @@ class Run(models.Model):
 
     @property
     def is_undecided(self) -> bool:
-        """As ``UNDECIDED``."""
+        """As ``RunQuerySet.undecided``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 
@@ -308,10 +341,10 @@ class ToolCall(models.Model):
     """One tool call of a run and what is known of its effect."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="calls", db_index=False)
-    call_id = models.CharField(max_length=ID_LIMIT)  # its id, or the ``plain.key`` of one that is too long
+    call_id = models.CharField(max_length=ID_LIMIT)  # its id, or the ``lookup_key`` of one that is too long
     long_id = models.TextField(null=True)  # its id, if it is too long for a key
-    message_id = models.CharField(max_length=ID_LIMIT, blank=True, default="")  # a key, too
-    name = models.CharField(max_length=NAME_LIMIT)
+    message_id = models.CharField(max_length=ID_LIMIT, blank=True, default="")  # a lookup key, too
+    name = models.CharField(max_length=TOOL_NAME_LIMIT)
     args = models.JSONField(default=dict)
     status = models.CharField(max_length=12, choices=ToolStatus, default=ToolStatus.RUNNING)
     effect = models.CharField(max_length=8, choices=Effect, null=True)
@@ -353,7 +386,7 @@ class Cancellation(models.Model):
     session = models.ForeignKey(Session, models.CASCADE, related_name="cancellations")
     run = models.ForeignKey(Run, models.CASCADE, related_name="cancellations")
     source = models.CharField(max_length=10, choices=CancelSource)
-    reason = models.CharField(max_length=500, blank=True, default="")
+    reason = models.CharField(max_length=REASON_LIMIT, blank=True, default="")
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     accepted_at = models.DateTimeField()
     settled_at = models.DateTimeField(null=True)
@@ -407,7 +440,7 @@ class AuditEntry(models.Model):
     actor = models.CharField(max_length=150)  # a name, not a key: it outlives the account
     action = models.CharField(max_length=50)
     target = models.CharField(max_length=200)
-    reason = models.CharField(max_length=500, blank=True, default="")
+    reason = models.CharField(max_length=REASON_LIMIT, blank=True, default="")
     details = models.JSONField(default=dict)
 
     objects = AuditLog.as_manager()

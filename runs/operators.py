@@ -18,6 +18,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
+from runs.foundation.limits import REASON_LIMIT
 from runs.lifecycle import admission, cancelling, locks
 from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.reading import conversation
@@ -33,8 +34,6 @@ READ_CHATS = "runs.read_chats"
 
 # Commands that may decide what becomes of an interrupted run.
 _DECIDING = ("reconcile", "resume", "dismiss")
-
-REASON_LIMIT = 500  # characters; what is longer is cut
 
 
 @dataclass(slots=True)

@@ -8,13 +8,12 @@ from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage
 
-from runs import agents
+from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
-from runs.foundation.statements import Prepared
-from runs.lifecycle import cancelling, locks, predicates, queue, resolution, titles
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
+from runs.lifecycle import cancelling, locks, queue, resolution, titles
 from runs.live import notices
 from runs.memory import brought_messages
 from runs.models import Run, Seed, Session
@@ -57,8 +56,9 @@ class Turn:
             raise Invalid(f'"on_disconnect" must be one of {", ".join(OnDisconnect.values)}.')
         if isinstance(stream_modes, str) or any(mode not in STREAM_MODES for mode in stream_modes):
             raise Invalid(f'"stream_modes" must be a list of {", ".join(STREAM_MODES)}.')
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 255 or "\0" in key):
-            raise Invalid("The idempotency key must be a text of 1 to 255 characters.")
+        is_key = isinstance(key, str) and 0 < len(key) <= IDEMPOTENCY_KEY_LIMIT and "\0" not in key
+        if key is not None and not is_key:
+            raise Invalid(f"The idempotency key must be a text of 1 to {IDEMPOTENCY_KEY_LIMIT} characters.")
         modes = tuple(mode for mode in STREAM_MODES if mode in stream_modes)
         return cls(text, Multitask(multitask), OnDisconnect(on_disconnect), modes, key)
 
@@ -93,7 +93,7 @@ def open_session(
     opened with something else.
     """
     session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
-    messages = brought_messages.stored(session_id, seed)
+    messages = brought_messages.serialise(session_id, seed)
     session, is_new = Session.objects.get_or_create(
         id=session_id, defaults={"owner": actor, "agent": agent, "origin": origin}
     )
@@ -108,16 +108,6 @@ def open_session(
     return session
 
 
-@Prepared
-def _with_key(session_id: Any, key: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session=session_id, idempotency_key=key)
-
-
-@Prepared
-def _concerned(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(predicates.UNRESOLVED, session=session_id)
-
-
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """One transaction: the idempotency key, the strategy, then the run with its user message.
 
@@ -125,14 +115,14 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """
     with locks.locked_session(session_id) as session:
         if turn.key is not None:
-            earlier = _with_key.first(session.id, turn.key)
+            earlier = statements.run_with_key.first(session.id, turn.key)
             if earlier is not None:
                 if earlier.request_digest != turn.digest:
                     raise IdempotencyConflict
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
-        concerned = _concerned(session.id)
+        concerned = statements.open_runs(session.id)
         active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
             raise RunActive

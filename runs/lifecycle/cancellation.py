@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
 from django.utils import timezone
 
 from runs import metrics
-from runs.foundation import statements
-from runs.foundation.statements import Prepared
+from runs.foundation import sql
 from runs.live import notices
 from runs.models import UNSETTLED, Cancellation, Run, Session
 from runs.states import CancelOutcome, RunStatus
@@ -21,12 +19,7 @@ from runs.states import CancelOutcome, RunStatus
 
 def unsettled(session: Session) -> Cancellation | None:
     """The operation in progress, if any."""
-    return _unsettled.first(session.id)
-
-
-@Prepared
-def _unsettled(session_id: Any) -> QuerySet[Cancellation]:
-    return Cancellation.objects.filter(UNSETTLED, session=session_id)
+    return Cancellation.objects.filter(UNSETTLED, session=session).first()
 
 
 def of_ended(run: Run) -> Cancellation | None:
@@ -50,7 +43,7 @@ def settle(
     cancellation.settled_at = max(timezone.now(), cancellation.accepted_at)
     cancellation.outcome = outcome
     cancellation.escalated = escalated
-    if not statements.save(cancellation, ("settled_at", "outcome", "escalated"), {"settled_at": None}):
+    if not sql.update(cancellation, ("settled_at", "outcome", "escalated"), {"settled_at": None}):
         return False
     metrics.cancel_settled(cancellation)
     _pending_changes(session, False)

@@ -22,7 +22,7 @@ def of(run: Run, *, is_lost: bool) -> list[Entry]:
         return []
     entries = tool_calls.ends_of_open(run, is_lost=is_lost)
     if run.status in _CLOSED_BY_A_NOTE and not run.repaired:
-        said = transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"))
+        said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
         if entries or not said.has_answer:
             entries += _note(run)
     return entries

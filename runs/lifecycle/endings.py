@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from django.db.models import QuerySet
 from django.utils import timezone
 
-from runs import metrics
+from runs import metrics, statements
 from runs.errors import NotFound
-from runs.foundation.statements import Prepared
 from runs.lifecycle import cancellation, closing_events, dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
@@ -135,14 +133,9 @@ def end(
     run.write()
     events.record(run, told, now)
     metrics.run_ended(run)
-    if _queued_of(session.id):
+    if statements.a_queued_run(session.id):
         dispatch.request(session.id)
     return True
-
-
-@Prepared
-def _queued_of(session_id: Any) -> QuerySet[Run, tuple[UUID]]:
-    return Run.objects.filter(session=session_id, status=RunStatus.QUEUED).values_list("id")[:1]
 
 
 def mark_repaired(run_ids: Sequence[UUID]) -> None:

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
-from runs.lifecycle import predicates
+from runs.models import Run
 
 Take: TypeAlias = Callable[[UUID], Awaitable[None]]
 
@@ -56,7 +56,7 @@ def forget_lost(patience: timedelta) -> int:
     Either the worker that had one in hand has been silent for ``patience``. Or it was begun longer ago than
     that and nothing in its session awaits a claim: its end could not be written, since the database was away.
     """
-    waiting, values = predicates.awaiting_claim().values("session").query.sql_with_params()
+    waiting, values = Run.objects.awaiting_claim().values("session").query.sql_with_params()
     with connection.cursor() as cursor:
         cursor.execute(_FORGET_LOST.format(waiting=waiting), [patience.total_seconds(), QUEUE, *values])
         return cursor.rowcount

@@ -1,4 +1,4 @@
-"""Who is claimed next, who waits for a decision, what is overdue; and what an operator should look at now.
+"""What an operator should look at now, and what is overdue.
 
 Each query reads what is active or unknown only, however many runs there have been.
 """
@@ -9,13 +9,13 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs.lifecycle import liveness
-from runs.models import UNDECIDED, UNSETTLED, Cancellation, Run, Session, ToolCall, Worker
-from runs.states import ACTIVE, OCCUPYING, Effect, RunStatus
+from runs.models import UNSETTLED, Cancellation, Run, ToolCall, Worker
+from runs.states import Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
 LONG_QUEUE = 5
@@ -23,40 +23,6 @@ LONG_QUEUE = 5
 RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
-
-# Two conditions whose statuses are in one list, so that SQLite looks for these and not at each run; nothing
-# active is resolved. First: active, or interrupted and undecided.
-UNRESOLVED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
-# Of these, what the queue of the session waits behind.
-AHEAD = Q(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
-
-
-def awaiting_claim() -> QuerySet[Run]:
-    """Runs that no worker has: those in a queue, and those whose question was answered."""
-    is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
-    return Run.objects.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
-
-
-def claimable() -> QuerySet[Run]:
-    """Runs that a worker may take: an answered one, or the queue of a session in which nothing is ahead.
-
-    Of a queue only the first is taken.
-    """
-    ahead = Run.objects.filter(AHEAD, session=OuterRef("session"))
-    return awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~Exists(ahead))
-
-
-def undecided() -> QuerySet[Run]:
-    """Interrupted runs about which nobody has decided, at most one of a session."""
-    return Run.objects.filter(UNDECIDED)
-
-
-def undecided_in(session: Session) -> Run | None:
-    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
-
-    It need not be the latest: what was queued behind it and cancelled there has ended after it.
-    """
-    return undecided().filter(session=session).first()
 
 
 def silence() -> timedelta:
@@ -99,20 +65,20 @@ def unknown_effects() -> QuerySet[ToolCall]:
 
 def undecided_runs() -> QuerySet[Run]:
     """Runs that were interrupted of late, about which nobody has decided."""
-    return Run.objects.filter(UNDECIDED, finished_at__gte=timezone.now() - RECENT)
+    return Run.objects.undecided().filter(finished_at__gte=timezone.now() - RECENT)
 
 
 def unclaimed_runs() -> QuerySet[Run]:
     """Runs that a worker could have taken for longer than a sweep needs to offer them again, and none has."""
-    return claimable().filter(
-        id__in=awaiting_claim().values("id")[: QUEUED_LOOKED_AT + 1],
+    return Run.objects.claimable().filter(
+        id__in=Run.objects.awaiting_claim().values("id")[: QUEUED_LOOKED_AT + 1],
         session__updated_at__lt=Now() - liveness.patience(),
     )
 
 
 def ahead_of_queues(sessions: Iterable[UUID]) -> dict[UUID, Run]:
     """By session, the run behind which its queue waits: running, waiting, or interrupted and undecided."""
-    ahead = Run.objects.filter(AHEAD, session__in=sessions)
+    ahead = Run.objects.ahead_of_queues().filter(session__in=sessions)
     return {run.session_id: run for run in ahead.only("session", "status", "resolution")}
 
 

@@ -1,16 +1,14 @@
 """The queue of a session: how a run gets into it, and how a worker takes the first one."""
 
-from typing import Any
 from uuid import UUID
 
-from django.db.models import QuerySet
 from django.utils import timezone
 
+from runs import statements
 from runs.errors import NotFound
-from runs.foundation import statements
-from runs.foundation.statements import Prepared
-from runs.lifecycle import dispatch, predicates, status
-from runs.lifecycle.locks import locked_session, run_row
+from runs.foundation import sql
+from runs.lifecycle import dispatch, status
+from runs.lifecycle.locks import locked_session
 from runs.log import events
 from runs.models import Run, Session, Worker
 from runs.states import EventType, RunStatus
@@ -26,7 +24,7 @@ def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
     queued = [events.queued(run)]
     events.count(run, queued, run.created_at)
-    statements.insert(run)
+    sql.insert(run)
     events.record(run, queued, run.created_at)
     dispatch.request(session.id)
     return run
@@ -40,11 +38,11 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
     """
     try:
         with locked_session(session_id) as session:
-            worker = _worker.first(worker_id)
+            worker = statements.worker.first(worker_id)
             if worker is None:
                 return None  # taken for dead; it has to sign on again first
             run_id = _next(session.id)
-            return _take(session, run_row(run_id)[0], worker) if run_id is not None else None
+            return _take(session, statements.lock_run(run_id)[0], worker) if run_id is not None else None
     except NotFound:
         return None
 
@@ -69,20 +67,10 @@ def _take(session: Session, run: Run, worker: Worker) -> Run | None:
     return run
 
 
-@Prepared
-def _worker(worker_id: Any) -> QuerySet[Worker]:
-    return Worker.objects.filter(id=worker_id)
-
-
-@Prepared
-def _claimable(session_id: Any) -> QuerySet[Run, tuple[int, UUID]]:
-    return predicates.claimable().filter(session=session_id).values_list("line", "id")
-
-
 def _next(session_id: UUID) -> UUID | None:
     """The run of a locked session that is claimed next."""
     # Ordered here: SQLite would go through all runs to have them in order.
-    return min(_claimable(session_id), default=(0, None))[1]
+    return min(statements.claimable_runs(session_id), default=(0, None))[1]
 
 
 def _id(value: UUID | None) -> str | None:

@@ -4,16 +4,16 @@ from uuid import UUID
 
 from django.db.models import QuerySet
 
+from runs import statements
 from runs.errors import NotInterrupted
-from runs.lifecycle import dispatch, predicates
-from runs.lifecycle.locks import run_row
+from runs.lifecycle import dispatch
 from runs.models import Run, Session
 from runs.states import Resolution
 
 
 def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
     """Decide about a run of a locked session, once. Raises NotInterrupted."""
-    run = run_row(run_id)[0]
+    run = statements.lock_run(run_id)[0]
     before = run.resolution
     if not _may_resolve(session, run, resolution):
         raise NotInterrupted
@@ -32,7 +32,7 @@ def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
 def _may_resolve(session: Session, run: Run, resolution: Resolution) -> bool:
     """While an interrupted run waits for a decision, that one alone. Otherwise a retry of the latest run,
     however it ended, even if it was dismissed."""
-    undecided = predicates.undecided_in(session)
+    undecided = Run.objects.undecided().filter(session=session).first()
     if undecided is not None:
         return run.id == undecided.id
     is_latest = run.position == session.last_position and run.is_terminal

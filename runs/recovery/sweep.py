@@ -139,7 +139,7 @@ def _settle_overdue(swept: Swept) -> None:
 
 def _offer_sessions(swept: Swept) -> None:
     """Sessions in which something can be claimed."""
-    for session_id in predicates.claimable().values_list("session", flat=True).distinct():
+    for session_id in Run.objects.claimable().values_list("session", flat=True).distinct():
         swept.sessions_offered += dispatch.offer(session_id)
 
 
@@ -149,7 +149,7 @@ def _offer_sessions(swept: Swept) -> None:
 def _undecided() -> list[Run]:
     """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
     by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
-    interrupted = predicates.undecided().filter(session__agent__in=by_policy)
+    interrupted = Run.objects.undecided().filter(session__agent__in=by_policy)
     return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
 
 
@@ -182,7 +182,7 @@ async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
 
 
 def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
-    run = predicates.undecided().select_related("session", "requested_by").filter(id=run_id).first()
+    run = Run.objects.undecided().select_related("session", "requested_by").filter(id=run_id).first()
     others = liveness.beating().filter(leaving=False).exclude(id=own)
     if run is None or all(liveness.is_gone(other) for other in others):
         return None

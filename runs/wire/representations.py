@@ -6,30 +6,20 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Q, QuerySet
 
-from runs.foundation.statements import Prepared
-from runs.models import UNDECIDED, UNSETTLED, Cancellation, Run, Session, Worker
-from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
+from runs import statements
+from runs.models import Cancellation, Run, Session, Worker
+from runs.states import CancelOutcome, RunStatus, SessionStatus
 from runs.wire import statistics
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-_of_session = Run.objects.filter(session=OuterRef("pk"))
-
-# What a session's status is derived from; one statement reads it together with the session.
-STATUS = {
-    "pending": Exists(Cancellation.objects.filter(UNSETTLED, session=OuterRef("pk"))),
-    "occupied_by": Subquery(_of_session.filter(status__in=OCCUPYING).values("status")[:1]),
-    "has_queue": Exists(_of_session.filter(status=RunStatus.QUEUED)),
-    "is_interrupted": Exists(_of_session.filter(UNDECIDED)),
-}
-
 
 def with_status(sessions: QuerySet[Session]) -> QuerySet[Session]:
     """Annotate what ``session_status`` reads."""
-    return sessions.annotate(**STATUS)
+    return sessions.annotate(**statements.SESSION_STATUS)
 
 
 def filter_status(sessions: QuerySet[Session], status: str) -> QuerySet[Session]:
@@ -55,11 +45,6 @@ def session_status(session: Any) -> str:
     return SessionStatus.QUEUED if session.has_queue else SessionStatus.IDLE
 
 
-@Prepared
-def _active_of(session_ids: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("line")
-
-
 def sessions(page: Iterable[Session]) -> list[Data]:
     """Session for each of these annotated ones, in a fixed number of queries."""
     page = list(page)
@@ -68,7 +53,7 @@ def sessions(page: Iterable[Session]) -> list[Data]:
     active: dict[UUID, Run] = {}
     queued: dict[UUID, list[Data]] = defaultdict(list)
     occupying = []
-    for run in _active_of(ids):
+    for run in statements.active_runs(ids):
         if run.status == RunStatus.QUEUED:
             queued[run.session_id].append(
                 {

@@ -109,12 +109,12 @@ class Execution:
     async def fence(self) -> None:
         """The run was ended without this execution: when this returns, it writes no checkpoint any more."""
         self.stop(StopReason.FENCED)
-        await self._saver.seal()
+        await self._saver.fence()
 
     async def seal(self) -> None:
         """Let no checkpoint be written any more, and wait for those on their way."""
         self.stop(StopReason.FENCED)
-        await self._saver.seal()
+        await self._saver.fence()
 
     def drain(self) -> None:
         """Let the graph come to its next step and end there; a turn in its last step still completes."""
@@ -142,7 +142,7 @@ class Execution:
             if result is Outcome.CANCEL_FIRST:
                 await self._finish(Ending(RunStatus.CANCELLED), repaired=False)
         finally:
-            await self._saver.seal()
+            await self._saver.fence()
             self._writer.release(self._log)
             self.ended.set()
 
@@ -338,7 +338,7 @@ class Execution:
 
     async def _conclude(self, ending: Ending) -> None:
         """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
-        await self._saver.seal()
+        await self._saver.fence()
         if self._fenced:
             raise Fenced
         result = await self._write(ending)
@@ -394,7 +394,7 @@ class Execution:
             logger.exception("The history of run %s is left to the next turn to repair.", self.run.id)
             return False
         finally:
-            await saver.seal()
+            await saver.fence()
 
 
 # What a process group needs to vanish after SIGKILL, and a stream to close, in seconds.

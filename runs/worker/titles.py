@@ -6,13 +6,12 @@ from uuid import UUID
 from runs import agents
 from runs.errors import AgentMismatch, NotFound
 from runs.foundation.database import in_thread
+from runs.foundation.limits import TITLE_LIMIT
 from runs.lifecycle import titles
 from runs.models import Run, RunEvent
 from runs.states import EventType, Origin, RunStatus, TitleSource
 
 logger = logging.getLogger(__name__)
-
-TITLE_LIMIT = 200
 
 
 async def improve(run: Run) -> None:

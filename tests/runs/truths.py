@@ -208,7 +208,7 @@ class Truths:
             assert own, "nobody cancelled a cancelled run"
             assert told.get("cancellation", {}).get("id") == own[-1], "the end names no cancel"
         if run.id not in self.ended and run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
-            assert run.repaired or transcript.read(run, log).has_answer, "a turn ended without an answer"
+            assert run.repaired or transcript.fold(run, log).has_answer, "a turn ended without an answer"
         events = [(event.id, event.type, event.data) for event in log]
         whole = row(run), events, [(call.call_id, call.status, call.result, call.error) for call in calls]
         assert self.ended.setdefault(run.id, whole) == whole, "an ended run changed"

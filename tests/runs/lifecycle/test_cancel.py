@@ -279,7 +279,7 @@ async def test_a_run_that_its_own_checkpoint_finds_lost_leaves_nothing_at_work(s
     await begun.wait()
     [execution] = stage.engine.executions.values()
 
-    await execution._saver.seal()
+    await execution._saver.fence()
     go_on.set()
 
     await asyncio.wait_for(execution.ended.wait(), 10 * PATIENCE)

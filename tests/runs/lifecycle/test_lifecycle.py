@@ -11,9 +11,9 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs import operations
+from runs import operations, statements
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
-from runs.foundation.values import key
+from runs.foundation.values import lookup_key
 from runs.lifecycle import admission, cancelling, endings, liveness, locks, questions, queue, titles
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
@@ -451,9 +451,9 @@ def test_calls_with_long_ids_from_before_the_keys_are_found_again(alice, session
 
     rows = {row.given_id: row for row in ToolCall.objects.filter(run=run)}
     assert set(rows) == {long, "short", "other"}
-    assert (rows[long].call_id, rows[long].message_id) == (key(long), "m")
+    assert (rows[long].call_id, rows[long].message_id) == (lookup_key(long), "m")
     assert (rows["short"].call_id, rows["short"].long_id) == ("short", None)
-    assert rows["short"].message_id == key(message)
+    assert rows["short"].message_id == lookup_key(message)
 
 
 def test_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, session):
@@ -468,7 +468,7 @@ def test_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, sessi
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
-@pytest.mark.parametrize("asked", [admission._concerned, queue._claimable])
+@pytest.mark.parametrize("asked", [statements.open_runs, statements.claimable_runs])
 def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
     with CaptureQueriesContext(connection) as queries:
         asked(session.id)

@@ -43,7 +43,7 @@ async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_fi
     end = endings.end
 
     def ending(*args, **how):
-        closed.append(execution._saver._gate.closed)
+        closed.append(execution._saver._fence.closed)
         end(*args, **how)
 
     monkeypatch.setattr(endings, "end", ending)

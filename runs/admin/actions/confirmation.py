@@ -12,8 +12,9 @@ from django.shortcuts import redirect
 
 from runs.admin.actions.commands import COMMANDS, LIMIT, Command, look, perform
 from runs.admin.base import ConsoleAdmin, actor_of, allowed
+from runs.foundation.limits import REASON_LIMIT
 from runs.models import Run
-from runs.operators import REASON_LIMIT, may_read
+from runs.operators import may_read
 
 # Where the report of the last command lies between the command and the page that shows it.
 REPORT = "runs_report"
@@ -73,7 +74,7 @@ def _confirm_or_perform(
         return _tell(model_admin, request, command, report)
     return model_admin.render(
         request,
-        "admin/runs/confirm.html",
+        "admin/actions/confirm.html",
         title=f"{command.label} {len(runs)} run{'' if len(runs) == 1 else 's'}",
         command=command,
         chosen=[

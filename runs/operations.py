@@ -34,7 +34,7 @@ from runs.lifecycle import admission, transitions
 from runs.live import cancel_outcome, follow
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import conversation
+from runs.reading import history as histories
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import representations
@@ -302,7 +302,7 @@ async def history(
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
     found = await in_thread(_session, actor, session_id)
-    return await conversation.history(found, limit=limit, before=before)
+    return await histories.read(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:

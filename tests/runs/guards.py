@@ -323,7 +323,7 @@ NUMBERS_ARE_TRUE = {
     ),
     "calls closed at the end are no messages": (
         transitions._end,
-        "run.message_count += closing.messages_in(owed)",
+        "run.message_count += closing_events.messages_in(owed)",
         "pass",
     ),
     "a resumed turn counts its message again": (
@@ -366,7 +366,7 @@ HISTORY_IS_SENDABLE = {
     ),
     "a call whose id was used before is the old one": (
         tool_calls._project,
-        'ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()',
+        'ToolCall.objects.filter(run_id=run_id, call_id=lookup_key(call["id"])).delete()',
         "pass",
     ),
     "what may be continued is closed": (
@@ -404,8 +404,8 @@ HISTORY_IS_SENDABLE = {
     ),
     "a turn that resumes takes those behind its beginning for earlier ones": (
         graph_input._load_earlier,
-        "_unrepaired(first.session_id, first.position)",
-        "_unrepaired(first.session_id, turn.run.position)",
+        "statements.unrepaired_runs(first.session_id, first.position)",
+        "statements.unrepaired_runs(first.session_id, turn.run.position)",
     ),
     "half a turn is retried": (
         transitions.resolve,

@@ -1,7 +1,7 @@
 """Notices to listeners: in this process directly, in other processes over the channel layer.
 
-The layer may lose them or be down. So every notice is a hint, and its facts are in the database. A process has
-one channel, however many listeners it has.
+The layer may lose them or be down. So every notice is a hint, and its facts are in the database. A process
+has one channel, however many listeners it has.
 """
 
 import asyncio

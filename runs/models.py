@@ -114,7 +114,7 @@ class Worker(models.Model):
 class Run(models.Model):
     """One turn of the agent in a session, from admission to one terminal fact.
 
-    ``runs.lifecycle.transitions`` is the only writer of ``status``.
+    ``runs.lifecycle.status`` is the only writer of ``status``.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)

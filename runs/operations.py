@@ -30,8 +30,8 @@ from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
 from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
 from runs.foundation.values import to_json
-from runs.lifecycle import admission, transitions
-from runs.live import follow
+from runs.lifecycle import admission, cancelling, questions, titles
+from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
 from runs.reading import history as histories
@@ -79,7 +79,7 @@ def create_session(
         title_source=source,
         origin=origin,
     )
-    transitions.session_created(session)
+    notices.session_changed(session)
     return session_snapshot(actor, session.id)
 
 
@@ -118,7 +118,7 @@ def represent_sessions(page: Sequence[Session]) -> list[Data]:
 def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
     """Give a session a title of the user's; Session."""
     found = _session(actor, session_id)
-    transitions.rename(found.id, _title(title), TitleSource.USER)
+    titles.rename(found.id, _title(title), TitleSource.USER)
     return session_snapshot(actor, found.id)
 
 
@@ -204,7 +204,7 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
         raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
-    return representations.run(transitions.answer(run.id, values, actor))
+    return representations.run(questions.answer(run.id, values, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> Data:
@@ -252,7 +252,7 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     """
     run = _run(actor, run_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_cancel(run.id, **asked), run.session_id, run.id, asked)
+    return _represent(cancelling.request_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
 def cancel_session(
@@ -261,7 +261,7 @@ def cancel_session(
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_session_cancel(found.id, **asked), found.id, None, asked)
+    return _represent(cancelling.request_session_cancel(found.id, **asked), found.id, None, asked)
 
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:

@@ -105,7 +105,7 @@ class Bus:
             await self.unlisten(group)
 
     async def refresh(self) -> None:
-        """Join all groups again: a layer forgets them when it restarts, or when nothing was read for a while."""
+        """Join all groups again: a layer forgets them when it restarts or was not read for a while."""
         for group in list(self._handlers) if self._channel else ():
             if not await self._try(self._layer.group_add(group, self._channel)):
                 return

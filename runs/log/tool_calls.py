@@ -9,12 +9,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Case, Value, When
 from django.db.models.functions import Coalesce
 
 from runs import statements
 from runs.foundation.limits import ID_LIMIT
 from runs.foundation.values import lookup_key
+from runs.live import notices
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
 
@@ -69,6 +71,14 @@ def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType
         )
         for call in statements.open_calls(run.id)
     ]
+
+
+def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
+    """What was given up on did end: bring the one field up to date, and nothing else."""
+    with transaction.atomic():
+        unknown = ToolCall.objects.filter(run=run_id, call_id=lookup_key(call_id), effect=Effect.UNKNOWN)
+        if unknown.update(effect=effect):
+            notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 
 
 def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> None:

@@ -11,7 +11,7 @@ from langgraph.types import Command
 
 from runs import statements
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import endings
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
@@ -76,7 +76,7 @@ async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
         return
     session_id = turn.run.session_id
     await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, brought=turn.seed)
-    await in_thread(transitions.mark_repaired, turn.unrepaired)
+    await in_thread(endings.mark_repaired, turn.unrepaired)
 
 
 async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:

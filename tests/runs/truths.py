@@ -17,7 +17,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from runs import process
-from runs.lifecycle import transitions
+from runs.lifecycle import queue
 from runs.live import bus
 from runs.log import transcript
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
@@ -305,7 +305,7 @@ class Truths:
         if self.alive and self.tried.get(session.id) != state:
             self.tried[session.id] = state
             with undone():
-                claimed = transitions.claim(session.id, min(self.alive))
+                claimed = queue.claim(session.id, min(self.alive))
             assert claimed is not None, "a session is stuck"
             assert claimed.id == expected, "not the first in line would be claimed"
 

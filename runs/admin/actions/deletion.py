@@ -18,7 +18,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from runs.admin.actions.actions import ReasonForm
+from runs.admin.actions.confirmation import ReasonForm
 from runs.admin.base import actor_of
 from runs.errors import EngineError
 
@@ -82,7 +82,7 @@ class DeletesThroughEngine(admin.ModelAdmin):
             "is_action": "action" in request.POST,
             "back": self._back(request),
         }
-        return TemplateResponse(request, "admin/runs/delete.html", context)
+        return TemplateResponse(request, "admin/actions/delete.html", context)
 
     def _back(self, request: HttpRequest) -> str:
         """The list, for those who may see it."""

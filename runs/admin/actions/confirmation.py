@@ -74,7 +74,7 @@ def _confirm_or_perform(
         return _tell(model_admin, request, command, report)
     return model_admin.render(
         request,
-        "admin/runs/confirm.html",
+        "admin/actions/confirm.html",
         title=f"{command.label} {len(runs)} run{'' if len(runs) == 1 else 's'}",
         command=command,
         chosen=[

@@ -14,8 +14,8 @@ from runs import operations
 from runs.foundation.database import in_thread
 from runs.models import AuditEntry, Run, Session, ToolCall, Worker
 from runs.states import RunStatus
+from tests.admin.browser import Person
 from tests.admin.conftest import logged_in
-from tests.admin.person import Person
 from tests.admin.rows import a_run, a_worker, running_run
 from tests.chat.live import eventually
 from tests.fakes import Marks, ScriptedModel, call, plain_graph, say, tools

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs.admin.dashboard import figures
+from runs.admin.dashboard import queries
 from runs.foundation.database import in_thread
 from runs.lifecycle import predicates
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
@@ -49,7 +49,7 @@ def add(session, finished_at, status="completed", **fields):
 def rows(*days):
     return [
         (str(total.day), total.agent, total.status, total.runs, total.input_tokens, total.output_tokens)
-        for total in figures.by_day(days)
+        for total in queries.by_day(days)
     ]
 
 
@@ -83,7 +83,7 @@ def test_a_days_figures_are_sums_over_the_runs_that_ended_on_it(session, bob):
 )
 def test_days_are_those_of_the_time_zone_also_when_the_clock_changes(settings, session, zone, day, hours):
     settings.TIME_ZONE = zone
-    begin, end = figures.bounds(day)
+    begin, end = queries.bounds(day)
     for moment in (begin - timedelta(microseconds=1), begin, end - timedelta(microseconds=1), end):
         add(session, moment.astimezone(UTC))
 
@@ -102,24 +102,22 @@ async def test_deleted_sessions_stay_in_the_figures(engine, alice):
         kept = Session.objects.create(owner=alice, agent="assistant")
         add(kept, at, input_tokens=1)
         Session.objects.filter(id=session.id).update(last_position=3, updated_at=at)
-        return figures.by_day(figures.latest_days(5)), at
+        return queries.by_day(queries.latest_days(5)), at
 
     before, at = await in_thread(populate)
     assert await deletion.delete_unused(at + timedelta(hours=1)) == 1
     cache.clear()
 
-    assert await in_thread(figures.by_day, figures.latest_days(5)) == before
+    assert await in_thread(queries.by_day, queries.latest_days(5)) == before
     assert sum(total.runs for total in before) == 4
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
 def test_thirty_days_are_one_statement_over_an_index(session):
     add(session, timezone.now() - timedelta(days=2))
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
-        figures.by_day(figures.latest_days(30))
-    [query] = queries.captured_queries
+    with CaptureQueriesContext(connection) as captured:
+        queries.by_day(queries.latest_days(30))
+    [query] = captured.captured_queries
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
         plan = [row[3] for row in cursor.fetchall()]
@@ -129,15 +127,15 @@ def test_thirty_days_are_one_statement_over_an_index(session):
 
 def test_days_that_are_over_are_read_once_a_minute_and_today_each_time(session):
     today, yesterday = timezone.now(), timezone.now() - timedelta(days=1)
-    days = figures.latest_days(2)
+    days = queries.latest_days(2)
     add(session, today)
     add(session, yesterday)
-    assert [total.runs for total in figures.by_day(days)] == [1, 1]
+    assert [total.runs for total in queries.by_day(days)] == [1, 1]
     add(session, today)
     add(session, yesterday)
-    assert [total.runs for total in figures.by_day(days)] == [1, 2]
+    assert [total.runs for total in queries.by_day(days)] == [1, 2]
     cache.clear()
-    assert [total.runs for total in figures.by_day(days)] == [2, 2]
+    assert [total.runs for total in queries.by_day(days)] == [2, 2]
 
 
 def cancel(run, seconds, accepted_at=None):
@@ -159,14 +157,14 @@ def test_cancel_latency_is_the_time_from_acceptance_to_settling(session):
         cancel(run, seconds)
     cancel(run, 7, timezone.now() - timedelta(days=40))
 
-    latency = figures.cancel_latency(timezone.now() - timedelta(days=30), (0.1, 1, 10))
+    latency = queries.cancel_latency(timezone.now() - timedelta(days=30), (0.1, 1, 10))
 
     assert latency.counts == (2, 1, 1, 1)
     assert (latency.median, latency.most, latency.longest, latency.total) == (0.3, 40, 40, 5)
 
 
 def test_without_a_cancel_nothing_is_known_of_their_latency(db):
-    latency = figures.cancel_latency(timezone.now(), (1,))
+    latency = queries.cancel_latency(timezone.now(), (1,))
     assert (latency.counts, latency.median, latency.most, latency.longest) == ((0, 0), None, None, None)
 
 
@@ -196,7 +194,7 @@ class TestAttention:
 
         assert set(predicates.stuck_runs()) == set(stuck)
         assert list(predicates.dead_workers()) == [silent]
-        assert figures.active_by_worker() == {worker.id: 2, silent.id: 1, None: 1}
+        assert queries.active_by_worker() == {worker.id: 2, silent.id: 1, None: 1}
 
     def test_cancels_are_overdue_when_their_run_runs_on(self, alice, worker):
         def run(seconds):
@@ -227,9 +225,9 @@ class TestAttention:
         for _ in range(6):
             add(session, None, "queued")
         monkeypatch.setattr(predicates, "QUEUED_LOOKED_AT", 5)
-        with CaptureQueriesContext(connection) as queries:
+        with CaptureQueriesContext(connection) as captured:
             assert predicates.long_queues() == ([session.id], True)
-        assert "LIMIT 6" in queries[0]["sql"]
+        assert "LIMIT 6" in captured[0]["sql"]
 
     def test_a_turn_is_taken_by_nobody_while_nothing_is_ahead_of_it_for_four_heartbeats(self, alice):
         def queue(*statuses, minutes=10, **fields):

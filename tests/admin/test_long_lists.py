@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from runs import operators
-from runs.admin.lists import filters, paging, searching
+from runs.admin.lists import filters, paging, search
 from runs.models import Cancellation, Run, Session
 from runs.states import Effect, RunStatus
 from tests.admin.rows import a_call, a_run, a_worker, running_run, session_of
@@ -90,7 +90,7 @@ def test_a_search_leads_to_so_many_sessions_and_says_so(console, alice, bob, mon
     assert set(runs_listed(console, q="trip")) == set(mine)
     assert set(runs_listed(console, q="alice")) == {*mine, his}
     assert LOOKED_THROUGH not in the_list(console, query="q=alice")
-    monkeypatch.setattr(searching, "SESSIONS", 1)
+    monkeypatch.setattr(search, "SESSIONS", 1)
     assert runs_listed(console, q="trip") == mine[2:]
     assert LOOKED_THROUGH in the_list(console, query="q=trip")
     assert LOOKED_THROUGH in the_list(console, "session", "q=trip")
@@ -109,7 +109,7 @@ def test_titles_are_looked_through_among_the_latest_sessions(console, alice, bob
 
 
 def test_the_name_of_one_account_is_not_lost_among_others_like_it(console, django_user_model, monkeypatch):
-    monkeypatch.setattr(searching, "OWNERS", 1)
+    monkeypatch.setattr(search, "OWNERS", 1)
     longer, called = (django_user_model.objects.create_user(name) for name in ("annabel", "anna"))
     a_run(longer)
     run = a_run(called)
@@ -131,7 +131,7 @@ def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, mo
     found = [running_run(alice, None) for _ in range(3)]
     for run in found:
         a_call(run, effect=Effect.UNKNOWN)
-    monkeypatch.setattr("runs.admin.lists.stuck.CALLS", 2)
+    monkeypatch.setattr("runs.admin.lists.attention.CALLS", 2)
     assert set(runs_listed(console, attention="effect_unknown")) == {str(run.id) for run in found[1:]}
 
 
@@ -146,7 +146,7 @@ def test_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alic
     ]
     for (name, query), told in asked:
         assert "Only" not in the_list(console, name, query), told
-    for place in ("filters._SESSIONS", "stuck.CALLS", "paging.COUNTED"):
+    for place in ("filters._SESSIONS", "attention.CALLS", "paging.COUNTED"):
         monkeypatch.setattr(f"runs.admin.lists.{place}", 1)
     for (name, query), told in asked:
         assert told in the_list(console, name, query)

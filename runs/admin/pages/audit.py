@@ -7,9 +7,8 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from runs.admin.base import ConsoleAdmin, is_uuid
-from runs.admin.formatting import NOTHING, clock
-from runs.admin.lists import filters
-from runs.admin.pages.run_page import pretty
+from runs.admin.formatting import NOTHING, clock, pretty
+from runs.admin.lists import filter_kinds, filters, search
 from runs.models import AuditEntry
 
 
@@ -18,7 +17,7 @@ class AuditEntryAdmin(ConsoleAdmin):
     """Everything that is on record."""
 
     list_display = ("when", "actor", "what", "target", "reason")
-    list_filter = (filters.since("at"), filters.until("at"), filters.Action, filters.Actor)
+    list_filter = (filter_kinds.since("at"), filter_kinds.until("at"), filters.Action, filters.Actor)
     ordering = ("-at", "-id")
     search_fields = ("target",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
@@ -30,7 +29,7 @@ class AuditEntryAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        begins = filters.beginning("target", text=term, of=str)
+        begins = search.beginning("target", text=term, of=str)
         return queryset.filter(Q(target=term) | begins if begins else Q(target=term)), False
 
     @admin.display(description="time", ordering="at")

@@ -1,4 +1,4 @@
-"""Audit entries: what was done with more than an owner's everyday rights, or beyond recall."""
+"""Audit entries: what operators did, and what cannot be undone."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from runs.models import AuditEntry
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ConsoleAdmin):
-    """Everything that is on record."""
+    """All audit entries."""
 
     list_display = ("when", "actor", "what", "target", "reason")
     list_filter = (filter_kinds.since("at"), filter_kinds.until("at"), filters.Action, filters.Actor)
@@ -63,7 +63,7 @@ class AuditEntryAdmin(ConsoleAdmin):
 
 
 def _model_of(entry: AuditEntry) -> str | None:
-    """What an entry is about, if it has a page that may still be there."""
+    """The model of the entry's target, if it may have a page."""
     if not is_uuid(entry.target) or entry.action == "delete_session":
         return None
     return "session" if entry.action == "read_chat" else "run"

@@ -1,4 +1,4 @@
-"""Cancellations: who asked for them, why, how long they took and how they settled."""
+"""Cancellations: who asked for them and why, how long they took, and their outcome."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the page of one run shows. All of it is bounded, whatever the run has done."""
+"""What the page of one run shows. Each part is bounded."""
 
 from dataclasses import dataclass
 from datetime import datetime

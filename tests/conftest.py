@@ -48,7 +48,6 @@ from django.core.cache import cache  # noqa: E402
 from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
-from runs.worker.supervisor import Supervisor  # noqa: E402
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -152,6 +151,8 @@ def serve(settings):
 @pytest.fixture
 async def engine(transactional_db):
     """The engine of this process, running on the test's loop."""
+    from runs.worker.supervisor import Supervisor
+
     supervisor = await Supervisor.start()
     yield supervisor
     await supervisor.leave(5)

@@ -11,11 +11,11 @@ from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage
-from pydantic import BaseModel
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 # Characters that one tool result, error or JSON value may have in the log.
 LIMIT = 100_000
@@ -154,12 +154,15 @@ class _Plainer:
         return self._compound(value, depth + 1)
 
     def _compound(self, value: Any, depth: int) -> Any:
-        if isinstance(value, BaseMessage):
-            return self._mapping(_message_fields(value), depth)
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
         if isinstance(value, Sequence | Set):
             return self._items(value, depth)
+        from langchain_core.messages import BaseMessage
+        from pydantic import BaseModel
+
+        if isinstance(value, BaseMessage):
+            return self._mapping(_message_fields(value), depth)
         if isinstance(value, BaseModel):
             names = list(type(value).model_fields)
             return self._mapping({name: getattr(value, name, None) for name in names}, depth)
@@ -201,7 +204,7 @@ def _words(value: Any) -> str:
         return f"[{type(value).__name__}]"
 
 
-def _message_fields(message: BaseMessage) -> dict[str, Any]:
+def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     named = {"type": message.type, "id": message.id, "name": message.name, "content": message.content}
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):

@@ -8,12 +8,13 @@ from runs.foundation.database import in_thread
 from runs.live import follow
 from runs.memory.checkpoints import process_checkpoints
 from runs.models import Run, Session
-from runs.reading import history as histories
 from runs.wire import representations
 
 
 async def history(session: Session, *, limit: int | None, before: str | None) -> dict[str, Any]:
     """``{"session", "messages", "run"}`` as of one moment. Raises NotFound, Invalid."""
+    from runs.reading import history as histories
+
     agent = await in_thread(agents.for_reading, session.agent)
     async with process_checkpoints() as checkpoints:
         graph = agent.graph_on(checkpoints.reader())

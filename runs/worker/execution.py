@@ -25,7 +25,8 @@ from runs.foundation.database import AWAY, in_thread
 from runs.lifecycle import transitions
 from runs.lifecycle.transitions import Error, Result
 from runs.log.writer import EventWriter
-from runs.memory.checkpoints import Checkpoints, FencedSaver
+from runs.memory.checkpoints import Checkpoints
+from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
 from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
 from runs.stopping import cancel_token, tracking

@@ -21,7 +21,6 @@ from runs.admin.pages import timeline
 from runs.admin.wording import NOTHING, badge, between, clock, link, number, short, span
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
-from runs.reading import inspection
 from runs.states import ACTIVE, Effect, Resolution, RunStatus
 from runs.wire import statistics
 
@@ -78,6 +77,8 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
     """The checkpoint of the run's session as the graph has it."""
+    from runs.reading import inspection
+
     reads = operators.may_read(actor_of(request), run.session.owner_id)
     try:
         found = async_to_sync(inspection.inspect)(run.session)

@@ -5,12 +5,19 @@ from django.test import Client
 from runs import operators
 from runs.models import AuditEntry, Cancellation
 from tests.admin.rows import a_worker, running_run
-from tests.fakes import Marks, ScriptedModel, plain_graph, tools
 
 
 @pytest.fixture(autouse=True)
+def default_agent(serve):
+    """An agent that says nothing. It is named, so that LangGraph loads when a test runs it."""
+    serve("tests.fakes:silent_graph")
+
+
+@pytest.fixture
 def model(serve, tmp_path):
     """The model behind the default agent; its gates are opened at the end."""
+    from tests.fakes import Marks, ScriptedModel, plain_graph, tools
+
     scripted = ScriptedModel()
     serve(lambda: plain_graph(scripted, tools(Marks(tmp_path / "marks"))))
     yield scripted

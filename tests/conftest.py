@@ -49,13 +49,19 @@ from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
 
+# Their tests start processes of the product and wait for them.
+LONG = ("processes", "e2e", "docs", "benchmarks", "server")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what adds nothing in this mode."""
+    """Leave out what adds nothing in this mode, and begin with what takes longest: side by side, a long file
+    that comes last is waited for.
+    """
     left_out = [item for item in items if not _belongs(item)]
     if left_out:
         items[:] = [item for item in items if _belongs(item)]
         config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
 
 
 def _belongs(item: pytest.Item) -> bool:

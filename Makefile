@@ -55,7 +55,8 @@ kills: $(DEV)
 races: export RACE_TRIES ?= 300
 races: export RACE_SEED ?= random
 races: $(DEV)
-	@$(BIN)/python -m pytest -s $(shell grep -rl --include='test_*.py' tests.chance tests/runs tests/chat) $(ARGS)
+	@$(BIN)/python -m pytest -s -k against tests/runs/test_races.py tests/chat/api/test_turns.py \
+		tests/chat/openai/test_completions.py $(ARGS)
 
 # STATEFUL_EXAMPLES lives of sessions, and of their checkpoints, after each step of which every invariant is checked.
 lives: export STATEFUL_EXAMPLES ?= 200
@@ -67,6 +68,7 @@ lives: $(DEV)
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)
 
+# Before each commit, too, after `.venv/bin/pre-commit install`.
 lint: $(DEV)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

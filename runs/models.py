@@ -33,6 +33,8 @@ from runs.states import (
     ToolStatus,
 )
 
+# Interrupted, and nobody has decided what becomes of it.
+UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # A cancel that is in progress.
 UNSETTLED = Q(settled_at__isnull=True)
 
@@ -126,11 +128,11 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.filter(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
 
     def undecided(self) -> Self:
-        """Interrupted, and nobody has decided what becomes of it; at most one of a session.
+        """``UNDECIDED``: at most one of a session, and nothing is claimed behind it.
 
         It need not be the latest: what was queued behind it and cancelled there has ended after it.
         """
-        return self.filter(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+        return self.filter(UNDECIDED)
 
     def ahead_of_queues(self) -> Self:
         """What the queue of its session waits behind: open, and out of the queue."""
@@ -310,7 +312,7 @@ class Run(models.Model):
 
     @property
     def is_undecided(self) -> bool:
-        """As ``RunQuerySet.undecided``."""
+        """As ``UNDECIDED``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 

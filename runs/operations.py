@@ -13,14 +13,13 @@ contract (Session, Run, Cancellation, Message, Event), JSON-ready: ids and times
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from langchain_core.messages import BaseMessage
 
 from runs import (
     agents as configured,
@@ -31,14 +30,16 @@ from runs.foundation.database import in_thread
 from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
 from runs.foundation.values import to_json
 from runs.lifecycle import admission, cancelling, questions, titles
-from runs.live import cancel_outcome, follow, notices
+from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import conversation
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import representations
 from runs.wire.encoding import encode, timestamp
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
@@ -167,7 +168,7 @@ def start_session(
     text: str,
     *,
     agent: str,
-    seed: Sequence[BaseMessage] = (),
+    seed: "Sequence[BaseMessage]" = (),
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
@@ -266,7 +267,7 @@ def cancel_session(
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
-    return await cancel_outcome.wait(cancellation, seconds)
+    return await follow.settled(cancellation, seconds)
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
@@ -302,7 +303,9 @@ async def history(
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
     found = await in_thread(_session, actor, session_id)
-    return await conversation.history(found, limit=limit, before=before)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
+    return await histories.read(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
@@ -313,7 +316,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Dat
         found.values_list("seq", "type", "data", "at", "run__compacted_to")[: min(limit, EVENTS_LIMIT)]
     )
     if rows:
-        follow.refuse_holes(rows[0][4], after)
+        follow.raise_if_compacted(rows[0][4], after)
     page = [
         {"run": str(run.id), "seq": seq, "type": type, "data": data, "at": timestamp(at)}
         for seq, type, data, at, _ in rows

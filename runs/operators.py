@@ -21,7 +21,6 @@ from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
 from runs.lifecycle import admission, cancelling, locks
 from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
-from runs.reading import conversation
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
 from runs.wire import representations
@@ -196,13 +195,15 @@ def note_reading(actor: AbstractBaseUser, session: Session) -> None:
 async def history(
     actor: AbstractBaseUser, session: Session, *, limit: int | None, before: str | None
 ) -> dict[str, Any]:
-    """The history as its user sees it, see ``runs.reading.conversation``.
+    """The history as its user sees it, see ``runs.reading.history``.
 
     The caller has put the reading on record.
     """
     if not may_read(actor, session.owner_id):
         raise Forbidden
-    return await conversation.history(session, limit=limit, before=before)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
+    return await histories.read(session, limit=limit, before=before)
 
 
 # Who may

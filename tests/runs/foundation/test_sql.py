@@ -44,7 +44,7 @@ def test_a_run_remembers_what_its_row_held(sessions):
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        found.save_changes()
+        found.write()
     assert len(queries) == 1
     assert Run.objects.get(id=run.id).input == "changed"
 

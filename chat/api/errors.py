@@ -19,8 +19,8 @@ from rest_framework.response import Response
 
 from chat.access.authentication import CsrfFailed
 from chat.access.throttles import Throttled
-from runs.errors import DatabaseAway, EngineError
-from runs.foundation.database import AWAY
+from runs.errors import DatabaseUnavailable, EngineError
+from runs.foundation.database import DATABASE_UNAVAILABLE
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ def sentence(detail: Any, field: str = "") -> str:
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
-    if isinstance(error, AWAY):
+    if isinstance(error, DATABASE_UNAVAILABLE):
         logger.warning("The database did not do what was asked of it: %s", error)
-        error = DatabaseAway()
+        error = DatabaseUnavailable()
     if isinstance(error, EngineError):
         wait = error.wait if isinstance(error, Throttled) else None
         return Response(body(error.code, error.message), error.status, headers=_retry_after(wait))

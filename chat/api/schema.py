@@ -12,7 +12,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chat.api.asynchronous import AsyncView
+from chat.api.async_view import AsyncView
 from runs.foundation.database import in_thread
 
 

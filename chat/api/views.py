@@ -18,7 +18,7 @@ from chat.access import throttles
 from chat.access.logins import login_of
 from chat.access.open_connections import TooMany
 from chat.api import errors, inputs, streams
-from chat.api.asynchronous import AsyncView, actor_of
+from chat.api.async_view import AsyncView, actor_of
 from chat.api.description import STARTING, header, operation
 from chat.api.negotiation import EVENT_STREAM, JSON, names
 from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages

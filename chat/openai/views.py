@@ -10,16 +10,16 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chat.access import disconnects, throttles
+from chat.access import run_connections, throttles
 from chat.access.authentication import BearerAuthentication
-from chat.access.disconnects import Attendance
 from chat.access.logins import login_of
+from chat.access.run_connections import RunConnection
 from chat.api import inputs, streams
-from chat.api.asynchronous import AsyncView, actor_of
+from chat.api.async_view import AsyncView, actor_of
 from chat.openai import requests
-from chat.openai.answers import Answer
+from chat.openai.completions import Completion
 from chat.openai.errors import ModelNotFound, body, handle, run_headers
-from chat.openai.requests import Completion
+from chat.openai.requests import CompletionRequest
 from runs import operations
 from runs.errors import AgentMismatch
 from runs.foundation.database import in_thread
@@ -70,19 +70,19 @@ class ChatCompletions(View):
         if key is not None:
             key = inputs.Key.read({"key": key})["key"]
         start = partial(_start, actor_of(request), asked, session_id, key)
-        attending, run = await disconnects.begin(Attendance, login_of(request), start)
-        answer = Answer(attending, run, asked.model)
+        connection, run = await run_connections.start(RunConnection, login_of(request), start)
+        completion = Completion(connection, run, asked.model)
         response: HttpResponseBase
         if asked.stream:
-            response = streams.response(answer.chunks(include_usage=asked.include_usage))
+            response = streams.response(completion.chunks(include_usage=asked.include_usage))
         else:
-            response = Response(await answer.completion())
+            response = Response(await completion.whole())
         for name, value in run_headers(run).items():
             response.headers[name] = value
         return response
 
 
-def _start(user: Actor, asked: Completion, session_id: str | None, key: str | None) -> Started:
+def _start(user: Actor, asked: CompletionRequest, session_id: str | None, key: str | None) -> Started:
     """Start the turn; the Run."""
     _agent(asked.model)
     throttles.admit_turn(user)

@@ -26,8 +26,8 @@ from urllib.parse import parse_qs
 
 from chat.access.throttles import Throttled
 from chat.websocket import frames
+from chat.websocket.base_consumer import Close, Consumer
 from chat.websocket.frames import Command
-from chat.websocket.sockets import Close, Socket
 from runs import operations
 from runs.errors import CursorGone, EngineError, Invalid, NotFound
 from runs.foundation.database import in_thread
@@ -37,7 +37,7 @@ from runs.operations import Data
 COMMAND_LIMIT = 32
 
 
-class ListSocket(Socket):
+class SessionListConsumer(Consumer):
     """``/ws/sessions/``: the user's own list, live. It takes no commands."""
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -50,7 +50,7 @@ class ListSocket(Socket):
         raise Close(1000)
 
 
-class SessionSocket(Socket):
+class SessionConsumer(Consumer):
     """``/ws/sessions/<id>/``: one session live, and the commands on it.
 
     Commands are carried out one after another, in the order they came; what takes long (the end of a cancel)

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db.models import Count, Max
 
 from runs import statements
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.live.bus import Bus, Message, session_group, user_group
 from runs.models import Session
@@ -181,7 +181,7 @@ class Hub:
                 await self.poll_step()
                 if polls % REFRESH_POLLS == 0:
                     await self._bus.refresh()
-            except AWAY as error:  # the next poll tells
+            except DATABASE_UNAVAILABLE as error:  # the next poll tells
                 logger.warning("The followed sessions could not be polled: %s", error)
             except Exception:  # without polls nobody who follows would hear of what was lost on the way
                 logger.exception("The followed sessions could not be polled.")
@@ -232,7 +232,7 @@ class Hub:
                 for together in (list(changed - faulty), *([one] for one in faulty)):
                     if together:
                         await self._read_and_tell(together)
-        except AWAY as error:  # the poll has them read when it is back
+        except DATABASE_UNAVAILABLE as error:  # the poll has them read when it is back
             logger.warning("What has changed could not be read for its followers: %s", error)
         finally:
             self._reading = None
@@ -241,7 +241,7 @@ class Hub:
         """Read these together and tell their followers; a session that has a fault is found and left out."""
         try:
             snapshots = await in_thread(self._read, session_ids)
-        except AWAY:
+        except DATABASE_UNAVAILABLE:
             raise
         # The data of one session may be at fault in any way, and the others are told all the same.
         except Exception as error:  # noqa: BLE001

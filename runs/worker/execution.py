@@ -21,7 +21,7 @@ from langgraph.runtime import RunControl
 
 from runs import agents
 from runs.errors import AgentMismatch, Fenced
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.lifecycle import transitions
 from runs.lifecycle.transitions import Error, Result
 from runs.log.writer import EventWriter
@@ -405,7 +405,7 @@ async def _stubbornly(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning("The database does not answer, trying again: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)

@@ -21,10 +21,8 @@ class DatabaseUnavailableMiddleware(MiddlewareMixin):
         if not isinstance(exception, DATABASE_UNAVAILABLE):
             return None
         logger.warning("The database did not do what was asked of it: %s", exception)
-        unavailable, headers = DatabaseUnavailable(), {"Retry-After": "1"}
+        refusal, headers = DatabaseUnavailable(), {"Retry-After": "1"}
         if request.get_preferred_type(["text/html", "application/json"]) == "application/json":
-            return JsonResponse(
-                body(unavailable.code, unavailable.message), status=unavailable.status, headers=headers
-            )
+            return JsonResponse(body(refusal.code, refusal.message), status=refusal.status, headers=headers)
         # Without the request: with it, context processors would ask the database for the user.
-        return HttpResponse(render_to_string("503.html"), status=unavailable.status, headers=headers)
+        return HttpResponse(render_to_string("503.html"), status=refusal.status, headers=headers)

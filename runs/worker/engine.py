@@ -132,9 +132,7 @@ async def _do_forever(step: Callable[[], Awaitable[None]], name: str) -> None:
         await asyncio.sleep(settings.RUNS_HEARTBEAT)
         try:
             await step()
-        except (
-            DATABASE_UNAVAILABLE
-        ) as error:  # the next one tells; a worker that misses its beats is taken for dead
+        except DATABASE_UNAVAILABLE as error:  # a worker that misses its beats is taken for dead
             logger.warning("This %s was not possible: %s", name, error)
         except Exception:  # the next one may do better, and without any nothing would be found again
             logger.exception("This %s failed.", name)

@@ -245,8 +245,8 @@ SPECTACULAR_SETTINGS = {
     "OAS_VERSION": "3.1.0",
     "SCHEMA_PATH_PREFIX": "/api/",
     "COMPONENT_SPLIT_PATCH": False,
-    "PREPROCESSING_HOOKS": ["chat.api.description.only_ours"],
-    "POSTPROCESSING_HOOKS": ["chat.api.description.add_shapes"],
+    "PREPROCESSING_HOOKS": ["chat.api.schema.only_ours"],
+    "POSTPROCESSING_HOOKS": ["chat.api.schema.add_components"],
 }
 
 # Agents and their model

@@ -13,7 +13,7 @@ from chat.access import open_connections, run_connections
 from chat.access.logins import Login
 from chat.access.open_connections import Kind
 from chat.access.run_connections import RunConnection
-from chat.api.negotiation import EVENT_STREAM
+from chat.api.async_view import EVENT_STREAM
 from runs import operations
 from runs.errors import EngineError
 from runs.foundation.database import in_thread

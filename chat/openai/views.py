@@ -24,6 +24,7 @@ from runs import operations
 from runs.errors import AgentMismatch
 from runs.foundation.database import in_thread
 from runs.operations import Actor, Data, Started
+from runs.wire import contract
 
 
 @csrf_exempt
@@ -85,9 +86,9 @@ class ChatCompletions(View):
 def _start(user: Actor, asked: CompletionRequest, session_id: str | None, key: str | None) -> Started:
     """Start the turn; the Run."""
     _agent(asked.model)
-    throttles.admit_turn(user)
     if session_id is None:
-        return operations.start_session(
+        return throttles.start_turn(
+            operations.start_session,
             user,
             asked.text,
             agent=asked.model,
@@ -98,17 +99,19 @@ def _start(user: Actor, asked: CompletionRequest, session_id: str | None, key: s
     agent = operations.session_snapshot(user, session_id)["agent"]
     if agent != asked.model:
         raise AgentMismatch(f'This session belongs to the agent "{agent}".')
-    return operations.start_turn(user, session_id, asked.text, key=key, on_disconnect=asked.on_disconnect)
+    return throttles.start_turn(
+        operations.start_turn, user, session_id, asked.text, key=key, on_disconnect=asked.on_disconnect
+    )
 
 
-def _agent(name: str) -> Data:
+def _agent(name: str) -> contract.Agent:
     found = next((agent for agent in operations.agents() if agent["name"] == name), None)
     if found is None:
         raise ModelNotFound("There is no such agent. GET /v1/models lists those there are.", "model")
     return found
 
 
-def _model(agent: Data) -> Data:
+def _model(agent: contract.Agent) -> Data:
     """An agent as a model; when it was created is nothing an agent has."""
     return {
         "id": agent["name"],

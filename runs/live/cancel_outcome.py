@@ -1,7 +1,6 @@
 """Waiting for a cancel to settle: by notice, and by looking every second in case the notice was lost."""
 
 import asyncio
-from typing import Any
 from uuid import UUID
 
 from runs import process
@@ -9,10 +8,10 @@ from runs.errors import Unavailable
 from runs.foundation.database import in_thread
 from runs.live.hub import Feed
 from runs.models import Cancellation
-from runs.wire import representations
+from runs.wire import contract, representations
 
 
-async def wait(cancellation: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+async def wait(cancellation: contract.Cancellation, seconds: float | None) -> contract.Cancellation:
     """The Cancellation once it has settled, or as it is after ``seconds`` (None: no limit)."""
     if cancellation["id"] is None or cancellation["settled_at"] is not None or seconds == 0:
         return cancellation
@@ -24,7 +23,7 @@ async def wait(cancellation: dict[str, Any], seconds: float | None) -> dict[str,
     return settled or cancellation  # with its session deleted, nothing more is known
 
 
-async def _settled(session_id: UUID, cancellation_id: UUID) -> dict[str, Any] | None:
+async def _settled(session_id: UUID, cancellation_id: UUID) -> contract.Cancellation | None:
     if process.current is None:
         raise Unavailable  # only a process that serves can wait
     async with process.current.hub.session(session_id) as feed:
@@ -44,6 +43,6 @@ async def _news(feed: Feed) -> None:
             return
 
 
-def _read(cancellation_id: UUID) -> dict[str, Any] | None:
+def _read(cancellation_id: UUID) -> contract.Cancellation | None:
     found = Cancellation.objects.select_related("requested_by").filter(id=cancellation_id).first()
     return representations.cancellation(found) if found else None

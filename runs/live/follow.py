@@ -22,7 +22,7 @@ from runs.live.bus import Message
 from runs.live.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
 from runs.states import TERMINAL_TYPES
-from runs.wire import encoding, representations
+from runs.wire import contract, encoding, representations
 
 # Events read from the log at a time: bounds the memory of a follower far behind.
 PAGE = 500
@@ -45,7 +45,7 @@ class Event:
 class SessionChanged:
     """The session's representation changed; a client takes it if its cancellation_revision is not lower."""
 
-    session: dict[str, Any]  # Session
+    session: contract.Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class SessionDeleted:
 class SummaryChanged:
     """A line of the user's list changed."""
 
-    summary: dict[str, Any]  # {id, title, status, updated_at}
+    summary: contract.SessionSummary
 
 
 Item: TypeAlias = (
@@ -123,7 +123,7 @@ class _SessionFollower:
     """What one follower has, and what it has to read again."""
 
     def __init__(
-        self, session_id: UUID, feed: Feed, shown: dict[str, Any], place: _Place, *, behind: bool
+        self, session_id: UUID, feed: Feed, shown: contract.Session, place: _Place, *, behind: bool
     ) -> None:
         self.over = False
         self._id = session_id
@@ -245,14 +245,14 @@ def _decode(message: Message) -> Iterator[tuple[int, Event]]:
         yield message["position"], Event(message["run"], seq, type, json, type in TERMINAL_TYPES)
 
 
-def snapshot(session_id: UUID) -> dict[str, Any] | None:
+def snapshot(session_id: UUID) -> contract.Session | None:
     """The Session, all of it from one moment; None if it is not there."""
     return snapshots([session_id])[session_id]
 
 
-def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
+def snapshots(session_ids: Collection[UUID]) -> dict[UUID, contract.Session | None]:
     """Each Session, all of it from one moment: read again when it moved meanwhile. None: not there."""
-    read: dict[UUID, dict[str, Any] | None] = {}
+    read: dict[UUID, contract.Session | None] = {}
     moved = set(session_ids)
     for _ in range(5):
         found = statements.sessions_with_status(list(moved))
@@ -265,7 +265,7 @@ def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None
     return read
 
 
-def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str, Any], _Place]:
+def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[contract.Session, _Place]:
     """The snapshot a follower begins with, and the place its events go on from."""
     while True:
         shown = snapshot(session_id)
@@ -366,7 +366,7 @@ def _deleted(session_ids: set[UUID]) -> set[UUID]:
     return session_ids - set(Session.objects.filter(id__in=session_ids).values_list("id", flat=True))
 
 
-def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, dict[str, Any]]]:
+def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, contract.SessionSummary]]:
     """The user's summaries, all or the named ones; bounded to what a list shows."""
     found = Session.objects.filter(owner=user_id, origin="chat")
     if session_ids is not None:

@@ -21,6 +21,7 @@ from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.live.bus import Bus, Message, session_group, user_group
 from runs.models import Session
+from runs.wire import contract
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _TOGETHER = 0.025
 _FEED_LIMIT = 500
 
 Place: TypeAlias = tuple[int, int]  # position of a run in its session, seq
-Snapshot: TypeAlias = dict[str, Any]  # Session of the wire contract
+Snapshot: TypeAlias = contract.Session
 # Gives the snapshot of each of these sessions, None of those that are gone; called in a database thread.
 Read: TypeAlias = Callable[[Collection[UUID]], dict[UUID, Snapshot | None]]
 

@@ -9,10 +9,10 @@ from runs.live import follow
 from runs.memory.checkpoints import process_checkpoints
 from runs.models import Run, Session
 from runs.reading import history as histories
-from runs.wire import representations
+from runs.wire import contract, representations
 
 
-async def history(session: Session, *, limit: int | None, before: str | None) -> dict[str, Any]:
+async def history(session: Session, *, limit: int | None, before: str | None) -> contract.History:
     """``{"session", "messages", "run"}`` as of one moment. Raises NotFound, Invalid."""
     agent = await in_thread(agents.for_reading, session.agent)
     async with process_checkpoints() as checkpoints:
@@ -24,7 +24,7 @@ async def history(session: Session, *, limit: int | None, before: str | None) ->
     return {"session": snapshot, "messages": read["messages"], "run": run}
 
 
-def _around(session_id: Any, run_id: Any) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _around(session_id: Any, run_id: Any) -> tuple[contract.Session, contract.Run | None]:
     snapshot = follow.snapshot(session_id)
     if snapshot is None:
         raise NotFound

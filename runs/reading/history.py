@@ -27,6 +27,7 @@ from runs.memory import brought_messages
 from runs.memory.normalise import marked
 from runs.models import Run, RunEvent, Session, ToolCall
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
+from runs.wire import contract
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
@@ -155,7 +156,7 @@ class _Logged:
     def runs(self) -> list[Run]:
         return self.turn.runs
 
-    def represent(self, facts: _Facts) -> Data:
+    def represent(self, facts: _Facts) -> contract.Message:
         said = self.said
         if isinstance(said, transcript.UserMessage):
             return _message(said.id, said.run_id, "user", said.text, at=said.at)
@@ -182,7 +183,7 @@ class _Stored:
     def runs(self) -> list[Run]:
         return self.turn.runs if self.turn else []
 
-    def represent(self, facts: _Facts) -> Data:
+    def represent(self, facts: _Facts) -> contract.Message:
         message = self.message
         text = clean(text_of(message.content))
         runs = self.runs
@@ -259,7 +260,7 @@ def _page(lines: list[_Line], limit: int | None, before: str | None) -> list[_Li
     return lines if limit is None else lines[max(len(lines) - limit, 0) :]
 
 
-# The shapes of the wire contract
+# Objects of the wire contract
 
 
 def _message(
@@ -268,11 +269,11 @@ def _message(
     role: str,
     text: str,
     status: str = "complete",
-    calls: Sequence[Data] = (),
+    calls: Sequence[contract.ToolCall] = (),
     *,
-    usage: Data | None = None,
+    usage: contract.Usage | None = None,
     at: datetime | None,
-) -> Data:
+) -> contract.Message:
     return {
         "id": message_id,
         "run": str(run_id) if run_id else None,
@@ -292,7 +293,7 @@ def _row(facts: _Facts, runs: Sequence[UUID], call_id: str, message_id: str) -> 
     return next((row for row in rows if row and row.message_id in ("", lookup_key(message_id))), None)
 
 
-def _logged_call(call: transcript.Call, row: ToolCall | None) -> Data:
+def _logged_call(call: transcript.Call, row: ToolCall | None) -> contract.ToolCall:
     return {
         "id": call.id,
         "name": call.name,
@@ -306,10 +307,10 @@ def _logged_call(call: transcript.Call, row: ToolCall | None) -> Data:
     }
 
 
-def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -> Data:
+def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -> contract.ToolCall:
     status, effect = _outcome(result)
     text = clean(text_of(result.content)) if result else None
-    call = {
+    call: contract.ToolCall = {
         "id": asked["id"],
         "name": truncate_to_fit(asked["name"], TOOL_NAME_LIMIT),
         "args": to_json(asked["args"]),

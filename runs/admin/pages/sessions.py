@@ -19,7 +19,7 @@ from runs.admin.wording import NOTHING, ago, badge, clock, count, number, sessio
 from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
-from runs.wire import representations, statistics
+from runs.wire import contract, representations, statistics
 
 _RUNS = 25
 _MESSAGES = 50
@@ -167,7 +167,7 @@ def _line(run: Run) -> dict[str, Any]:
     }
 
 
-def _numbers(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+def _numbers(numbers: contract.SessionStatistics) -> list[tuple[str, str]]:
     estimated = numbers["tokens_estimated"]
     return [
         ("Runs", number(numbers["runs"])),

@@ -71,17 +71,17 @@ def turns(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     """The turns as the page shows them, or one (``?run=``): what a script puts in place of streamed text."""
     run_id = request.GET.get("run")
     if run_id is None:
-        return render(request, "chat/turns.html", {"transcript": _read(request, session_id)})
+        return render(request, "pages/parts/turns.html", {"transcript": _read(request, session_id)})
     turn = transcript.read_turn(_user(request), session_id, run_id)
     if turn is None:
         raise Http404
-    return render(request, "chat/turn.html", {"turn": turn, "session_id": str(session_id)})
+    return render(request, "pages/parts/turn.html", {"turn": turn, "session_id": str(session_id)})
 
 
 @page
 @require_GET
 def list_of_sessions(request: HttpRequest) -> HttpResponse:
-    return render(request, "chat/session_list.html", session_list.read(_user(request), request.GET))
+    return render(request, "pages/parts/session_list.html", session_list.read(_user(request), request.GET))
 
 
 @page
@@ -111,7 +111,7 @@ def stop(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
         return render(
-            request, "chat/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
+            request, "pages/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
         )
     operations.rename_session(_user(request), session_id, request.POST.get("title", "").strip())
     return _done(request, "chat:session", session_id=session_id)
@@ -122,7 +122,7 @@ def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 def delete(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
         return render(
-            request, "chat/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
+            request, "pages/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
         )
     async_to_sync(operations.delete_session)(_user(request), session_id)
     return _done(request, "chat:new")
@@ -164,7 +164,7 @@ dismiss = _run_command(lambda user, run_id, request: operations.dismiss(user, ru
 
 @require_GET
 def favicon(request: HttpRequest) -> HttpResponse:
-    return redirect(static("chat/favicon.svg"), permanent=True)
+    return redirect(static("pages/favicon.svg"), permanent=True)
 
 
 def _open_session(request: HttpRequest) -> str:
@@ -213,7 +213,7 @@ def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> H
         "message_limit": settings.RUNS_MESSAGE_LIMIT,
         "gone": "gone" in request.GET,
     }
-    return render(request, "chat/page.html", context)
+    return render(request, "pages/chat.html", context)
 
 
 def _done(request: HttpRequest, to: str, **kwargs: Any) -> HttpResponse:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # What says that the database cannot do its work for the moment: the first two of the ORM, the others of the
 # drivers, which the checkpoints use without it.
-AWAY = (
+DATABASE_UNAVAILABLE = (
     OperationalError,
     InterfaceError,
     psycopg.OperationalError,

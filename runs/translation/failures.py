@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
-from runs.foundation.database import AWAY
+from runs.foundation.database import DATABASE_UNAVAILABLE
 from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode
 from runs.translation.callbacks import Errors
@@ -36,7 +36,7 @@ def explain(error: BaseException, errors: Errors) -> Failure:
             return Failure(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):
             return Failure(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
-        if isinstance(cause, AWAY):
+        if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
     return INTERNAL
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.conf import settings
 
 from runs import agents, process
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.lifecycle import liveness
 from runs.live import follow
@@ -132,7 +132,7 @@ async def _do_forever(step: Callable[[], Awaitable[None]], name: str) -> None:
         await asyncio.sleep(settings.RUNS_HEARTBEAT)
         try:
             await step()
-        except AWAY as error:  # the next one tells; a worker that misses its beats is taken for dead
+        except DATABASE_UNAVAILABLE as error:  # a worker that misses its beats is taken for dead
             logger.warning("This %s was not possible: %s", name, error)
         except Exception:  # the next one may do better, and without any nothing would be found again
             logger.exception("This %s failed.", name)

@@ -21,7 +21,7 @@ from langgraph.runtime import RunControl
 
 from runs import agents
 from runs.errors import AgentMismatch, Fenced
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.lifecycle import endings, questions
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
@@ -408,7 +408,7 @@ async def _stubbornly(ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning("The database does not answer, trying again: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)

@@ -1,7 +1,7 @@
 """Looks for more than the gate does: ``python -m tests.runs.search [EXAMPLES]``.
 
-Tries EXAMPLES (200) random lives of runs and of checkpoints, and breaks every guard on purpose. Its seed, which
-it prints, repeats what it found.
+Tries EXAMPLES (200) random lives of runs and of checkpoints, and breaks every guard on purpose. It prints its
+seed, which repeats what it found.
 """
 
 import os

@@ -38,7 +38,7 @@ class ConsoleAdmin(admin.ModelAdmin):
     page_template = ""
 
     class Media:
-        css = {"all": ["admin/runs/console.css"]}
+        css = {"all": ["admin/console.css"]}
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -13,16 +13,15 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 
-from runs import process
+from runs import process, statements
 from runs.errors import CursorGone, NotFound, Unavailable
 from runs.foundation.database import in_thread
-from runs.foundation.statements import Prepared
 from runs.live.bus import Message
 from runs.live.hub import Feed, Hub
 from runs.models import Run, RunEvent, Session
-from runs.states import TERMINAL, TERMINAL_TYPES
+from runs.states import TERMINAL_TYPES
 from runs.wire import encoding, representations
 
 # Events read from the log at a time: bounds the memory of a follower far behind.
@@ -251,35 +250,19 @@ def snapshot(session_id: UUID) -> dict[str, Any] | None:
     return snapshots([session_id])[session_id]
 
 
-@Prepared
-def _sessions(session_ids: Any) -> QuerySet[Session]:
-    return representations.with_status(Session.objects.filter(id__in=session_ids))
-
-
-@Prepared
-def _moved_at(session_ids: Any) -> QuerySet[Session, tuple[UUID, datetime]]:
-    return Session.objects.filter(id__in=session_ids).values_list("id", "updated_at")
-
-
 def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
     """Each Session, all of it from one moment: read again when it moved meanwhile. None: not there."""
     read: dict[UUID, dict[str, Any] | None] = {}
     moved = set(session_ids)
     for _ in range(5):
-        found = _sessions(list(moved))
+        found = statements.sessions_with_status(list(moved))
         shown = representations.sessions(found)
-        now = dict(_moved_at(list(moved)))
+        now = dict(statements.session_updates(list(moved)))
         read |= dict.fromkeys(moved) | dict(zip([session.id for session in found], shown, strict=True))
         moved = {session.id for session in found if now.get(session.id) != session.updated_at}
         if not moved:
             break
     return read
-
-
-@Prepared
-def _latest(session_id: Any) -> QuerySet[Run, tuple[int | None, int, str]]:
-    left_the_queue = Run.objects.filter(session=session_id, position__isnull=False)
-    return left_the_queue.order_by("-position").values_list("position", "last_seq", "status")[:1]
 
 
 def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str, Any], _Place]:
@@ -288,14 +271,16 @@ def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str,
         shown = snapshot(session_id)
         if shown is None:
             raise NotFound
-        latest = _latest.first(session_id)
-        if [(session_id, datetime.fromisoformat(shown["updated_at"]))] == _moved_at([session_id]):
+        left_the_queue = Run.objects.filter(session=session_id, position__isnull=False)
+        latest = left_the_queue.order_by("-position").first()
+        updated_at = datetime.fromisoformat(shown["updated_at"])
+        if statements.session_updates([session_id]) == [(session_id, updated_at)]:
             break
     place = _Place(0, 0, True)
     if latest is not None:
-        position, last_seq, status = latest
         active = shown["active_run"]
-        place = _Place(position or 0, active["last_seq"] if active else last_seq, status in TERMINAL)
+        seq = active["last_seq"] if active else latest.last_seq
+        place = _Place(latest.position or 0, seq, latest.is_terminal)
     if cursor is not None:
         at = Run.objects.filter(id=cursor[0], session=session_id).first()
         if at is None:

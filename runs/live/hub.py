@@ -14,13 +14,13 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import Count, Max, OuterRef, QuerySet, Subquery
+from django.db.models import Count, Max
 
+from runs import statements
 from runs.foundation.database import AWAY, in_thread
-from runs.foundation.statements import Prepared
 from runs.foundation.tasks import end
 from runs.live.bus import Bus, Message, session_group, user_group
-from runs.models import Run, Session
+from runs.models import Session
 
 logger = logging.getLogger(__name__)
 
@@ -270,17 +270,8 @@ class Hub:
         self._distribute(self._sessions[session_id], {"kind": "snapshot", "session": snapshot})
 
 
-@Prepared
-def _states(session_ids: Any) -> QuerySet[Session, tuple[UUID, datetime, int, int | None]]:
-    latest = Run.objects.filter(session=OuterRef("pk"), position=OuterRef("last_position"))
-    found = Session.objects.filter(id__in=session_ids).annotate(
-        latest_seq=Subquery(latest.values("last_seq")[:1])
-    )
-    return found.values_list("id", "updated_at", "last_position", "latest_seq")
-
-
 def _read_states(session_ids: list[UUID]) -> dict[UUID, tuple[datetime, Place]]:
-    rows = [row for ids in _chunks(session_ids, 512) for row in _states(ids)]
+    rows = [row for ids in _chunks(session_ids, 512) for row in statements.ends_of_sessions(ids)]
     return {session_id: (at, (position, seq or 0)) for session_id, at, position, seq in rows}
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from django.db import transaction
 from django.utils import timezone
 
-from runs.foundation import statements
+from runs.foundation import sql
 from runs.live import bus
 from runs.models import Run, Session
 
@@ -18,7 +18,7 @@ def touch(session: Session) -> None:
     """Move a locked session's ``updated_at``, strictly upwards, save it, and tell its followers."""
     moved = timezone.now()
     session.updated_at = max(moved, session.updated_at + timedelta(microseconds=1))
-    statements.save(session, _CHANGING)
+    sql.update(session, _CHANGING)
     session_changed(session)
 
 

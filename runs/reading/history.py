@@ -19,11 +19,12 @@ from langgraph.graph.state import CompiledStateGraph
 
 from runs.errors import Invalid
 from runs.foundation.database import in_thread
-from runs.foundation.values import NAME_LIMIT, clean, fitting, key, plain, text_of
+from runs.foundation.limits import TOOL_NAME_LIMIT
+from runs.foundation.values import clean, lookup_key, text_of, to_json, truncate_to_fit
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages
-from runs.memory.normalise import marked
+from runs.memory.normalise import engine_mark
 from runs.models import Run, RunEvent, Session, ToolCall
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
 from runs.wire.encoding import timestamp
@@ -52,13 +53,13 @@ async def read(
     config: Any = {"configurable": {"thread_id": str(session.id), "checkpoint_ns": ""}}
     for _ in range(_ATTEMPTS):
         turns = await in_thread(_turns, session.id)
-        seed = await in_thread(brought_messages.pending, session)
+        brought = await in_thread(brought_messages.not_in_checkpoint, session)
         state = await graph.aget_state(config)
         values = state.values if isinstance(state.values, dict) else {}
         if await in_thread(_retried, session.id) == {turn.user_id for turn in turns if turn.is_retried}:
             break
     messages = list(values.get("messages") or ())
-    lines = list(_lines(turns, [*brought_messages.missing(seed, messages), *messages]))
+    lines = list(_lines(turns, [*brought_messages.to_prepend(brought, messages), *messages]))
     lines = _page(lines, limit, before)
     facts = await in_thread(_facts, {run.id for line in lines for run in line.runs})
     followed = _followed(turns)
@@ -109,9 +110,9 @@ def _turns(session_id: UUID) -> list[_Turn]:
             for run in turn.runs:
                 # As far as the run's row knew: what was written since comes with the events that follow.
                 log = RunEvent.objects.filter(run=run, seq__lte=run.last_seq).order_by("seq")
-                turn.said = transcript.read(run, log, turn.said)
+                turn.said = transcript.fold(run, log, turn.said)
             if turn.said is not None and last.resolution == Resolution.DISMISSED and last.finished_at:
-                transcript.close(turn.said, last.finished_at)
+                transcript.add_note(turn.said, last.finished_at)
     return list(turns.values())
 
 
@@ -200,7 +201,7 @@ class _Stored:
         usage = event.data.get("usage") if event else None
         if usage is None and (counted := message.usage_metadata):
             usage = {key: counted[key] for key in ("input_tokens", "output_tokens")}
-        status = "interrupted" if marked(message) else "complete"
+        status = "interrupted" if engine_mark(message) else "complete"
         return _message(self.id, run_id, "assistant", text, status, calls, usage=usage, at=at)
 
     def _row(self, facts: _Facts, call_id: str) -> ToolCall | None:
@@ -286,12 +287,12 @@ def _message(
 
 def _row(facts: _Facts, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
     """The row of a call: of a resumed turn that of the last run that had to do with it."""
-    rows = (facts.calls.get((run, key(call_id))) for run in reversed(runs))
+    rows = (facts.calls.get((run, lookup_key(call_id))) for run in reversed(runs))
     # Some models number the calls of each message from the start; a row has room for one of them.
-    return next((row for row in rows if row and row.message_id in ("", key(message_id))), None)
+    return next((row for row in rows if row and row.message_id in ("", lookup_key(message_id))), None)
 
 
-def _logged_call(call: transcript.Call, row: ToolCall | None) -> Data:
+def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> Data:
     return {
         "id": call.id,
         "name": call.name,
@@ -310,8 +311,8 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
     text = clean(text_of(result.content)) if result else None
     call = {
         "id": asked["id"],
-        "name": fitting(asked["name"], NAME_LIMIT),
-        "args": plain(asked["args"]),
+        "name": truncate_to_fit(asked["name"], TOOL_NAME_LIMIT),
+        "args": to_json(asked["args"]),
         "status": status,
         "result": text if status == ToolStatus.COMPLETED else None,
         "error": text if status == ToolStatus.FAILED else None,
@@ -322,7 +323,7 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
         return call
     call["duration_ms"] = row.duration_ms
     # A crash may come between a result and its event; then the result is there all the same, and counts.
-    came = result is not None and not marked(result)
+    came = result is not None and not engine_mark(result)
     if row.status != ToolStatus.RUNNING and (row.was_answered or not came):
         call |= {"status": row.status, "result": row.result, "error": row.error}
         call["effect"] = row.effect or effect
@@ -333,6 +334,6 @@ def _outcome(result: ToolMessage | None) -> tuple[str, str]:
     """Status and effect of a call as far as its result in the history tells them."""
     if result is None:
         return ToolStatus.CANCELLED, Effect.NONE
-    if status := marked(result):
+    if status := engine_mark(result):
         return status, Effect.UNKNOWN
     return (ToolStatus.FAILED if result.status == "error" else ToolStatus.COMPLETED), Effect.DONE

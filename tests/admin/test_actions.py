@@ -182,7 +182,7 @@ def test_all_runs_of_a_filter_can_be_chosen_up_to_a_bound(console, alice, monkey
     runs = [a_run(alice) for _ in range(4)]
     body = {"action": "cancel", "_selected_action": runs[:1], "select_across": "1", "index": "0"}
     assert "Cancel 4 runs" in console.post(reverse(LIST), body).content.decode()
-    monkeypatch.setattr("runs.admin.actions.actions.LIMIT", 3)
+    monkeypatch.setattr("runs.admin.actions.confirmation.LIMIT", 3)
     refused = console.post(reverse(LIST), body, follow=True).content.decode()
     assert "at most 3 runs at once" in refused
 
@@ -293,9 +293,9 @@ def test_a_cancel_that_was_timed_out_can_be_forced(console, alice, olivia):
     run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "first")
     operation = Cancellation.objects.get(run=run)
-    from runs.lifecycle import transitions
+    from runs.lifecycle import cancelling
 
-    assert transitions.time_out_cancellation(operation.id)
+    assert cancelling.time_out_cancellation(operation.id)
     do(console, "force_cancel", run)
     assert status_of(run) == RunStatus.CANCELLED
     assert list(Cancellation.objects.order_by("accepted_at").values_list("outcome", flat=True)) == [

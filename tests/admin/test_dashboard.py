@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs.admin.dashboard import figures, page
+from runs.admin.dashboard import page, queries
 from runs.lifecycle import predicates
 from runs.models import DailyTotal, Run, Session, ToolCall, Worker
-from tests.admin.test_figures import add, cancel
+from tests.admin.test_dashboard_numbers import add, cancel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -124,7 +124,7 @@ def test_the_numbers_of_each_picture_are_those_of_the_runs(olivia, alice, sessio
 
     pictures, _ = shown(olivia)
 
-    ended = Run.objects.filter(finished_at__gte=figures.bounds(figures.latest_days(30)[0])[0])
+    ended = Run.objects.filter(finished_at__gte=queries.bounds(queries.latest_days(30)[0])[0])
     in_picture = {one.name.lower(): sum(one.values) for one in pictures["outcomes"].chart.series}
     assert in_picture == {
         status: ended.filter(status=status).count() + (5 if status == "failed" else 0)
@@ -266,7 +266,7 @@ def test_the_dashboard_takes_few_queries_however_many_runs_there_are(client, oli
             run = add(session, timezone.now() - timedelta(days=ago), "cancelled", input_tokens=1)
             cancel(run, 1, run.finished_at)
         cache.clear()
-        with CaptureQueriesContext(connection) as queries:
+        with CaptureQueriesContext(connection) as captured:
             assert client.get("/admin/").status_code == 200
-        counts.append(len(queries))
+        counts.append(len(captured))
     assert counts[0] == counts[1] < 30

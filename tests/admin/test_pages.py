@@ -163,9 +163,7 @@ def test_the_queries_of_a_list_do_not_grow_with_it(console, olivia, name):
     fill(2)
     url = reverse(f"admin:runs_{name}_changelist")
     console.get(url)  # what is read once for a process
-    with CaptureQueriesContext(
-        connection,
-    ) as few:
+    with CaptureQueriesContext(connection) as few:
         console.get(url)
     fill(5)
     with CaptureQueriesContext(connection) as many:

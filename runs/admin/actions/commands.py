@@ -9,7 +9,7 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 
 from runs import operators
-from runs.admin.wording import short
+from runs.admin.formatting import short
 from runs.errors import EngineError
 from runs.lifecycle import liveness, predicates
 from runs.models import Run, ToolCall

@@ -1,7 +1,7 @@
 """The dashboard on the admin's front page: pictures of what the engine did, and what to look at now.
 
 Each part needs the permission to view what it is made of, and is absent without it. The page asks for the
-same markup again every few seconds (``static/admin/dashboard.js``).
+same markup again every few seconds (``static/admin/dashboard/dashboard.js``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 
-from runs.admin.dashboard import figures
+from runs.admin.dashboard import queries
 from runs.admin.dashboard.charts import Chart, Series
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
@@ -176,8 +176,8 @@ def _what_takers_there_are() -> str:
 
 def _figures(user: Any) -> Iterator[Figure]:
     if _may_view(user, Run):
-        days = figures.latest_days(DAYS)
-        totals = figures.by_day(days)
+        days = queries.latest_days(DAYS)
+        totals = queries.by_day(days)
         yield _outcomes(days, totals)
         yield _tokens(days, totals, _list_of(Session) if _may_view(user, Session) else "")
     if _may_view(user, Cancellation):
@@ -186,7 +186,7 @@ def _figures(user: Any) -> Iterator[Figure]:
         yield _workers()
 
 
-def _outcomes(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure:
+def _outcomes(days: Sequence[Any], totals: Sequence[queries.DayTotal]) -> Figure:
     counts = {(day, status): 0 for day in days for status in TERMINAL}
     for total in totals:
         counts[total.day, RunStatus(total.status)] += total.runs
@@ -213,7 +213,7 @@ def _outcomes(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure
     )
 
 
-def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -> Figure:
+def _tokens(days: Sequence[Any], totals: Sequence[queries.DayTotal], url: str) -> Figure:
     tokens: dict[str, dict[Any, list[int]]] = {}
     for total in totals:
         of_agent = tokens.setdefault(total.agent, {day: [0, 0] for day in days})
@@ -243,13 +243,13 @@ def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -
 
 
 def _cancels() -> Figure:
-    latency = figures.cancel_latency(timezone.now() - timedelta(days=DAYS), BUCKETS)
+    latency = queries.cancel_latency(timezone.now() - timedelta(days=DAYS), BUCKETS)
     names = [f"≤ {_seconds(bound)}" for bound in BUCKETS] + [f"> {_seconds(BUCKETS[-1])}"]
     counts = dict(zip(names, latency.counts, strict=True))
     if latency.median is None or latency.most is None or latency.longest is None:
         summary = f"No cancel settled in the last {DAYS} days."
     else:
-        of_latest = "the latest " if latency.total == figures.LATEST_CANCELS else ""
+        of_latest = "the latest " if latency.total == queries.LATEST_CANCELS else ""
         summary = (
             f"{of_latest}{_many(latency.total, 'cancel')} of the last {DAYS} days:"
             f" half of them settled within {_seconds(latency.median)},"
@@ -267,7 +267,7 @@ def _cancels() -> Figure:
 
 
 def _workers() -> Figure:
-    active = figures.active_by_worker()
+    active = queries.active_by_worker()
     found = sorted(Worker.objects.all()[:1000], key=lambda worker: (-active.get(worker.id, 0), str(worker)))
     beating = set(liveness.beating().values_list("id", flat=True))
     numbers = {worker: (active.get(worker.id, 0), worker.stragglers) for worker in found}

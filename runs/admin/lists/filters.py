@@ -17,8 +17,8 @@ from django.http import HttpRequest
 from django.utils.dateparse import parse_date
 
 from runs import agents
-from runs.admin.dashboard import figures
-from runs.admin.lists import paging, stuck
+from runs.admin.dashboard import queries
+from runs.admin.lists import attention, paging
 from runs.models import Run, Session, Worker
 from runs.states import ACTIVE, CancelOutcome, CancelSource, Resolution, RunStatus, SessionStatus
 
@@ -65,7 +65,7 @@ class Sought(admin.SimpleListFilter):
 class Text(admin.SimpleListFilter):
     """A field to write into, where there are too many values to list."""
 
-    template = "admin/runs/text_filter.html"
+    template = "admin/lists/text_filter.html"
     hint = ""
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
@@ -116,7 +116,7 @@ def until(field: str) -> type[Text]:
         def condition(self, request: HttpRequest, value: str) -> Q | None:
             try:
                 day = parse_date(value)
-                end = figures.bounds(day)[1] if day else None
+                end = queries.bounds(day)[1] if day else None
             except (ValueError, OverflowError):  # no day of any month, or the last one there is
                 end = None
             return Q(**{f"{field}__lt": end}) if end else None
@@ -146,8 +146,8 @@ class Status(Choice):
 
 
 def _of_unknown_effect(request: HttpRequest) -> Q:
-    told = f"Only runs of the latest {stuck.CALLS:,} tool calls of unknown effect are shown."
-    calls = paging.latest(request, stuck.latest_of_unknown_effect(), stuck.CALLS, told)
+    told = f"Only runs of the latest {attention.CALLS:,} tool calls of unknown effect are shown."
+    calls = paging.latest(request, attention.latest_of_unknown_effect(), attention.CALLS, told)
     return Q(id__in=calls.values("run"))
 
 
@@ -155,13 +155,13 @@ class Attention(Choice):
     title = "attention"
     parameter_name = "attention"
     conditions = {
-        "any": ("hanging", lambda _: stuck.hanging()),
-        "stuck": ("stuck: no event or no worker", lambda _: stuck.stuck()),
-        "cancel_overdue": ("cancel overdue", lambda _: stuck.overdue()),
-        "worker_lost": ("worker lost", lambda _: stuck.unattended()),
-        "untaken": ("not taken by any worker", lambda _: stuck.untaken()),
-        "undecided": ("interrupted of late, undecided", lambda _: stuck.undecided()),
-        "long_queue": ("in a long queue", lambda _: stuck.in_long_queue()),
+        "any": ("hanging", lambda _: attention.hanging()),
+        "stuck": ("stuck: no event or no worker", lambda _: attention.stuck()),
+        "cancel_overdue": ("cancel overdue", lambda _: attention.overdue()),
+        "worker_lost": ("worker lost", lambda _: attention.unattended()),
+        "untaken": ("not taken by any worker", lambda _: attention.untaken()),
+        "undecided": ("interrupted of late, undecided", lambda _: attention.undecided()),
+        "long_queue": ("in a long queue", lambda _: attention.in_long_queue()),
         "effect_unknown": ("effect unknown", _of_unknown_effect),
     }
 

@@ -16,7 +16,7 @@ from django.core.paginator import InvalidPage, Page, Paginator
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
-from runs.admin.lists import stuck
+from runs.admin.lists import attention
 from runs.models import Run
 
 # Rows that are counted, and to which pages lead.
@@ -109,7 +109,7 @@ class HangingFirstPaginator(BoundedPaginator):
 
     @cached_property
     def keys(self) -> list[Any]:
-        hanging_runs = Run.objects.filter(stuck.hanging()).order_by("last_event_at", "id")
+        hanging_runs = Run.objects.filter(attention.hanging()).order_by("last_event_at", "id")
         hang = list(_keys(hanging_runs)[:_HANGING])
         # Looked at one by one: a database might rather go through all that one of the filters leads to.
         is_listed = Exists(self.object_list.order_by().filter(pk=OuterRef("pk")))

@@ -11,8 +11,8 @@ from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Count
 
 from runs import operators
-from runs.admin.actions.deleting import DeletesThroughEngine
-from runs.admin.wording import count
+from runs.admin.actions.deletion import DeletesThroughEngine
+from runs.admin.formatting import count
 from runs.models import Run, Session
 from runs.states import ACTIVE
 
@@ -21,7 +21,7 @@ class AccountAdmin(DeletesThroughEngine, auth_admin.UserAdmin):
     """Accounts. Deleting one deletes its sessions first."""
 
     class Media:
-        css = {"all": ["admin/runs/console.css"]}
+        css = {"all": ["admin/console.css"]}
 
     async def delete_one(self, actor: AbstractBaseUser, key: Any, reason: str) -> None:
         await operators.delete_user(actor, key, reason)

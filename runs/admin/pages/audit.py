@@ -7,9 +7,9 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from runs.admin.base import ConsoleAdmin, is_uuid
+from runs.admin.formatting import NOTHING, clock
 from runs.admin.lists import filters
 from runs.admin.pages.run_page import pretty
-from runs.admin.wording import NOTHING, clock
 from runs.models import AuditEntry
 
 
@@ -22,7 +22,7 @@ class AuditEntryAdmin(ConsoleAdmin):
     ordering = ("-at", "-id")
     search_fields = ("target",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
-    page_template = "admin/runs/auditentry/page.html"
+    page_template = "admin/pages/auditentry.html"
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[AuditEntry], search_term: str

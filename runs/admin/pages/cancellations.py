@@ -9,8 +9,8 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
+from runs.admin.formatting import NOTHING, ago, badge, between, clock, link, short
 from runs.admin.lists import filters
-from runs.admin.wording import NOTHING, ago, badge, between, clock, link, short
 from runs.models import Cancellation
 
 
@@ -32,7 +32,7 @@ class CancellationAdmin(ConsoleAdmin):
     ordering = ("-accepted_at", "-id")
     search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or who asked"
-    page_template = "admin/runs/cancellation/page.html"
+    page_template = "admin/pages/cancellation.html"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Cancellation]:
         took = ExpressionWrapper(F("settled_at") - F("accepted_at"), output_field=DurationField())

@@ -14,11 +14,11 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin.actions.actions import buttons_for
+from runs.admin.actions.confirmation import buttons_for
 from runs.admin.base import actor_of
-from runs.admin.lists import stuck
+from runs.admin.formatting import NOTHING, badge, between, clock, link, number, short, span
+from runs.admin.lists import attention
 from runs.admin.pages import timeline
-from runs.admin.wording import NOTHING, badge, between, clock, link, number, short, span
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
 from runs.reading import inspection
@@ -61,7 +61,7 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
         "facts": _facts(run, now),
         "place": _place(request, run),
         "successor": _successor(run),
-        "worker_state": badge(stuck.state_of(run.worker)) if run.worker else None,
+        "worker_state": badge(attention.state_of(run.worker)) if run.worker else None,
         "worker_beat": between(run.worker.heartbeat_at, now) if run.worker else None,
         "numbers": _numbers(run, now),
         "words": _words(run) if reads else [],
@@ -97,7 +97,7 @@ def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 def _signs(run: Run, calls: list[ToolCall], now: datetime) -> list[str]:
     unknown = any(call.effect == Effect.UNKNOWN for call in calls)
-    return stuck.signs([run], now)[run.id] + (["effect unknown"] if unknown else [])
+    return attention.signs([run], now)[run.id] + (["effect unknown"] if unknown else [])
 
 
 def _place(request: HttpRequest, run: Run) -> str | SafeString:

@@ -11,11 +11,22 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin.actions.deleting import DeletesThroughEngine
+from runs.admin.actions.deletion import DeletesThroughEngine
 from runs.admin.base import ConsoleAdmin, actor_of, allowed, is_uuid
-from runs.admin.lists import filters, searching
+from runs.admin.formatting import (
+    NOTHING,
+    ago,
+    badge,
+    clock,
+    count,
+    number,
+    session_name,
+    short,
+    span,
+    tokens,
+)
+from runs.admin.lists import filters, search
 from runs.admin.pages.run_page import cut, pretty
-from runs.admin.wording import NOTHING, ago, badge, clock, count, number, session_name, short, span, tokens
 from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
@@ -50,7 +61,7 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a session or the beginning of one, owner, title"
-    page_template = "admin/runs/session/page.html"
+    page_template = "admin/pages/session.html"
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return allowed(request, "delete_session")
@@ -70,7 +81,7 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
             return queryset, False
         if by_id := filters.beginning("id", text=term):
             return queryset.filter(by_id), False
-        return queryset.filter(id__in=searching.sessions_found(request, actor_of(request), term)), False
+        return queryset.filter(id__in=search.sessions_found(request, actor_of(request), term)), False
 
     @admin.display(description="session", ordering="id")
     def identifier(self, session: Session) -> str:

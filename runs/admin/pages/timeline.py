@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from django.db.models.fields.json import KT
 
-from runs.admin.wording import span
+from runs.admin.formatting import span
 from runs.log.transcript import note_id
 from runs.models import Cancellation, Run, RunEvent
 from runs.states import TERMINAL, EventType, RunStatus

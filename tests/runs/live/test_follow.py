@@ -11,7 +11,7 @@ from channels.layers import get_channel_layer
 from runs import operations, process
 from runs.errors import NotFound
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import titles
 from runs.live import hub
 from runs.live.follow import Event, SessionChanged, SessionDeleted
 from runs.states import TitleSource
@@ -288,7 +288,7 @@ async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage
 
     def rename_all(title):
         for session_id in ids:
-            transitions.rename(UUID(session_id), title, TitleSource.USER)
+            titles.rename(UUID(session_id), title, TitleSource.USER)
 
     async def called(items, title):
         async for item in items:

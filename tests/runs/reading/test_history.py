@@ -10,8 +10,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from runs.errors import Invalid
 from runs.foundation.database import in_thread
+from runs.log import transcript
 from runs.log.tool_calls import project
-from runs.log.transcript import read as read_log
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent, Session, ToolCall
 from runs.reading import history as histories
@@ -191,7 +191,7 @@ async def test_a_cut_turn_reads_the_same_before_and_after_its_repair(conversatio
     )
     before = await conversation.read()
     events = await in_thread(lambda: list(run.events.order_by("seq")))
-    await repair(conversation.graph, conversation.session.id, [read_log(run, events)])
+    await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
     await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
     assert await conversation.read() == before
     assert shown(before)[-1] == ("assistant", " Here it ", "interrupted")
@@ -366,7 +366,7 @@ async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_
     await in_thread(ToolCall.objects.filter(run=run).update, effect=Effect.DONE)
     assert (await conversation.read())[1]["tool_calls"][0]["effect"] == "done"
     events = await in_thread(lambda: list(run.events.order_by("seq")))
-    await repair(conversation.graph, conversation.session.id, [read_log(run, events)])
+    await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
     await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
     shown = (await conversation.read())[1]["tool_calls"][0]
     assert shown["id"] == call

@@ -68,7 +68,7 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
         who = {"source": source, "reason": reason, "requested_by": requested_by}
         was_running = run.status == RunStatus.RUNNING
         if was_running:
-            dispatch.seal(run.id)
+            dispatch.fence(run.id)
         if was_running and cancellation.unsettled(session) is None:
             now = timezone.now()
             run.cancel_requested_at = run.cancel_requested_at or now

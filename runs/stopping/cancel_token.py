@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from runs.stopping.process_group import ProcessGroup
-from runs.stopping.registry import Work
+from runs.stopping.registry import RunActivity
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
-        self.work = Work()
+        self.activity = RunActivity()
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[], object]] = {}
@@ -82,7 +82,7 @@ class CancelToken:
         """
         self.raise_if_cancelled()
         group = ProcessGroup(args, **popen_kwargs)
-        self.work.add_process(group)
+        self.activity.add_process(group)
         return group.process
 
     def cancel(self) -> bool:
@@ -96,7 +96,7 @@ class CancelToken:
             self._cancelled.set()
             callbacks = list(self._callbacks.values())
             self._callbacks.clear()
-        self.work.close_to_threads()
+        self.activity.close_to_threads()
         for callback in callbacks:
             _call(callback)
         return True

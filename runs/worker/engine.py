@@ -80,7 +80,7 @@ class Engine:
         """Have the session's first in line executed soon, if this process executes runs; whether it does."""
         return False
 
-    def seal(self, run_id: UUID) -> None:
+    def fence(self, run_id: UUID) -> None:
         """If this process executes the run: from now on none of its checkpoints is written any more."""
 
     async def forget_session(self, session_id: UUID) -> None:

@@ -5,7 +5,6 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,8 +24,9 @@ from runs.models import Run, Worker
 from runs.recovery import sweep
 from runs.states import RunStatus
 from runs.worker import titles
+from runs.worker.ending import StopReason
 from runs.worker.engine import Engine
-from runs.worker.execution import Execution, StopReason
+from runs.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ VERSION = "1.0.0"
 
 # Of the time to leave, this part is for turns that may still end by themselves.
 _DRAIN_SHARE = 0.5
-# A checkpoint on its way to the disk is waited for this long.
-_SEAL_SECONDS = 10
+# Seconds to wait for a checkpoint on its way to the disk.
+_FENCE_SECONDS = 10
 
 
 class Supervisor(Engine):
@@ -50,7 +50,10 @@ class Supervisor(Engine):
         self.stragglers: set[Execution] = set()
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
+        # The claims in progress: by task, the session and who waits for its claim.
+        self._claims: dict[asyncio.Task[None], tuple[UUID, asyncio.Future[None]]] = {}
+        # Stops that came in between a claim and its execution, by run.
+        self._early_stops: dict[UUID, list[StopReason]] = {}
         self._strays: set[tuple[UUID, int]] = set()  # by the last sweep: run and claim
         self._after: set[asyncio.Task[None]] = set()  # what is still done for runs that have ended
         # Sessions offered while there was no room, in order, each with the claim that is waited for.
@@ -119,7 +122,7 @@ class Supervisor(Engine):
         """
         await asyncio.wait({self._want(session_id)})
 
-    def seal(self, run_id: UUID) -> None:
+    def fence(self, run_id: UUID) -> None:
         """Let no checkpoint of this run be written any more. From any thread; waits unless on the loop."""
         execution = self.executions.get(run_id)
         if execution is None or not self._executes:
@@ -127,7 +130,7 @@ class Supervisor(Engine):
         if threading.get_ident() == self._thread:
             execution.stop(StopReason.FENCED)
         else:
-            asyncio.run_coroutine_threadsafe(execution.seal(), self._loop).result(_SEAL_SECONDS)
+            asyncio.run_coroutine_threadsafe(execution.fence(), self._loop).result(_FENCE_SECONDS)
 
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes for a session that is being deleted; afterwards nothing here writes for it."""
@@ -157,7 +160,7 @@ class Supervisor(Engine):
         not be written. Only at the second sweep that finds it so: an ending may have come in between.
         """
         ours = await in_thread(self._running)
-        claiming = set(self._claims.values())
+        claiming = {session_id for session_id, _ in self._claims.values()}
         strays = {
             (run_id, claim)
             for run_id, session_id, claim in ours
@@ -183,12 +186,15 @@ class Supervisor(Engine):
             session_id = next(iter(self._wanted))
             claimed = self._wanted.pop(session_id)
             task = asyncio.create_task(self._claim(session_id), name=f"claim {session_id}")
-            self._claims[task] = session_id
+            self._claims[task] = session_id, claimed
             task.add_done_callback(self._claimed)
-            task.add_done_callback(partial(_tell, claimed))
 
     def _claimed(self, task: asyncio.Task[None]) -> None:
-        self._claims.pop(task, None)
+        _, claimed = self._claims.pop(task)
+        if not self._claims:
+            self._early_stops.clear()
+        if not claimed.done():
+            claimed.set_result(None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("A claim failed; the sweep offers the session again.", exc_info=error)
         self._claim_wanted()
@@ -197,11 +203,15 @@ class Supervisor(Engine):
         run = await in_thread(queue.claim, session_id, self.id)
         if run is None:
             return
-        # A run that was ended without its execution: this one may not have heard of it yet.
+        # An earlier run may have been ended without its execution, which may not have heard of it yet.
         for earlier in self._of_session(session_id):
             await earlier.fence()
-        execution = Execution(run, self.writer, self.checkpoints, self._afterwards)
+        execution = Execution(
+            run, self.writer, self.checkpoints, self._afterwards, on_stragglers_ended=self.stragglers.discard
+        )
         self.executions[run.id] = execution
+        for reason in self._early_stops.pop(run.id, ()):
+            execution.stop(reason)
         task = asyncio.create_task(self._execute(execution), name=f"run {run.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -217,7 +227,7 @@ class Supervisor(Engine):
         finally:
             if self.executions.get(execution.run.id) is execution:  # not the one that goes on after an answer
                 del self.executions[execution.run.id]
-            if execution.straggles(lambda: self.stragglers.discard(execution)):
+            if execution.token.activity.stragglers():
                 self.stragglers.add(execution)
             self._claim_wanted()
 
@@ -241,8 +251,12 @@ class Supervisor(Engine):
             await asyncio.wait(tasks, timeout=seconds)
 
     def _hear(self, message: Message) -> None:
-        if execution := self.executions.get(UUID(message["run"])):
-            execution.stop(StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL)
+        run_id = UUID(message["run"])
+        reason = StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL
+        if execution := self.executions.get(run_id):
+            execution.stop(reason)
+        elif self._claims:
+            self._early_stops.setdefault(run_id, []).append(reason)
 
     def _register(self) -> None:
         host, boot = this_host()
@@ -293,8 +307,3 @@ class Supervisor(Engine):
             elif cancelled is not None:
                 marks.append((run_id, StopReason.CANCEL))
         return marks
-
-
-def _tell(waiting: asyncio.Future[None], _: Any) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

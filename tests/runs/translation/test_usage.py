@@ -365,7 +365,7 @@ async def test_a_cancelled_turn_keeps_its_closed_rounds_and_estimates_the_open_o
             while totals.deltas < 20:
                 assert not task.done()
                 await asyncio.sleep(0.001)
-        assert translator.llm_calls_open == 1
+        assert translator.messages.meter.open_calls == 1
         assert totals.tokens == (250, 50)
         assert totals.counts["open_input_tokens"] > 0
         assert totals.counts["open_output_tokens"] > 0

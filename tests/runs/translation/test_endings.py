@@ -164,11 +164,13 @@ async def test_a_call_that_never_started_has_no_effect():
 
 
 async def test_a_result_that_arrived_and_was_not_told_yet_is_told_at_the_end():
-    execution = Execution(agent(ScriptedModel(rounds=[spelled(("c1", "echo", '{"text": "x"}'))])))
+    returned = asyncio.Event()
+    model = ScriptedModel(rounds=[spelled(("c1", "echo", '{"text": "x"}'))])
+    execution = Execution(agent(model), on_result=lambda call_id: returned.set())
     stream = execution.stream()
     async for namespace, mode, payload in stream:
         if mode == "tools":  # from here on everything stays in the queue
-            await asyncio.sleep(0.01)
+            await asyncio.wait_for(returned.wait(), 10)
             break
         execution.translator.feed(namespace, mode, payload)
     await stream.aclose()

@@ -89,7 +89,7 @@ class Execution:
         await self._saver.fence()
 
     def drain(self) -> None:
-        """Let the graph come to its next step and end there; a turn in its last step still completes."""
+        """Let the graph end at its next step. A turn in its last step still completes."""
         self._control.request_drain()
 
     # From claim to ending
@@ -192,7 +192,7 @@ class Execution:
                 self.stop(StopReason.DEADLINE)
             elif self._silence() > settings.RUNS_IDLE_TIMEOUT:
                 self.stop(StopReason.SILENCE)
-            elif slow := self._find_slow_tool():
+            elif (slow := self._find_slow_tool()) is not None:
                 self._slow_tool = slow
                 self.stop(StopReason.TOOL_TIME)
 
@@ -201,11 +201,11 @@ class Execution:
         meter = self._translator.messages.meter
         return time.monotonic() - meter.last_activity if meter.open_calls else 0
 
-    def _find_slow_tool(self) -> str:
-        """The name of a tool that has been at work for too long; empty if there is none."""
+    def _find_slow_tool(self) -> str | None:
+        """The name of a tool that has been at work for too long."""
         tools = self._translator.tools
         limit = time.monotonic() - settings.RUNS_TOOL_TIMEOUT
-        return next((tools.name(call_id) for call_id, begun in tools.open.items() if begun < limit), "")
+        return next((tools.name(call_id) for call_id, begun in tools.open.items() if begun < limit), None)
 
     # Stopping
 
@@ -243,7 +243,7 @@ class Execution:
     # Endings
 
     async def _conclude(self, ending: Ending) -> None:
-        """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
+        """Flush, repair, and write the ending. If a cancel was accepted first, the run ends as cancelled."""
         await self._saver.fence()
         if self._fenced:
             raise Fenced
@@ -254,12 +254,12 @@ class Execution:
             raise Fenced
 
     async def _write(self, ending: Ending) -> Outcome:
-        # A graph that ends on a tool call, to hand something over, has completed; its history cannot be sent.
+        # A graph may complete with a tool call that has no result. No provider takes such a history.
         unanswered = ending.status is RunStatus.COMPLETED and self._translator.tools.unanswered
-        if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
-            self._translator.close(ending.status)
-        else:
+        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it
             self._translator.leave_open()
+        else:
+            self._translator.close(ending.status)
         await self._log.flush()
         if ending.status is RunStatus.WAITING:
             return await _retry_while_away(
@@ -303,7 +303,7 @@ class Execution:
 
 
 async def _retry_while_away(function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
-    """Await ``function(...)``, again and again while the database is away: a turn has to begin and to end."""
+    """Await ``function(...)``. While the database is away, try again: a turn has to begin and to end."""
     pause = 0.1
     while True:
         try:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 VERSION = "1.0.0"
 
-# Of the time to leave, this part is for turns that may still end by themselves.
+# The part of the time to leave in which turns may still end by themselves.
 _DRAIN_SHARE = 0.5
 # Seconds to wait for a checkpoint on its way to the disk.
 _FENCE_SECONDS = 10
@@ -75,11 +75,11 @@ class Supervisor(Engine):
     async def leave(self, seconds: float) -> None:
         """Take no more turns, let those in hand come to a step, mark the rest interrupted, close everything.
 
-        Done within ``seconds`` as far as it is in this process's power; a caller that must be gone by
-        then ends the process. Turns that may go on are handed over if another worker is there.
+        It tries to be done within ``seconds``. A caller that must be gone by then has to end the process.
+        Turns that may go on are handed over if another worker is there.
         """
         deadline = self._loop.time() + seconds
-        self.leaving = True  # nothing is claimed any more; what executes can still be sealed
+        self.leaving = True  # nothing is claimed any more; what executes can still be fenced
         await self._take_no_jobs()
         for claimed in self._wanted.values():
             claimed.cancel()
@@ -116,9 +116,9 @@ class Supervisor(Engine):
         return self._executes
 
     async def take(self, session_id: UUID) -> None:
-        """Claim and execute the session's first in line, when there is room; returns when it was claimed.
+        """Claim and execute the session's first in line, when there is room. Returns when it was claimed.
 
-        On the loop. Whoever waits may be cancelled; the claim goes on.
+        To be awaited on the loop. If the caller is cancelled, the claim goes on.
         """
         await asyncio.wait({self._want(session_id)})
 
@@ -142,7 +142,7 @@ class Supervisor(Engine):
     async def beat(self) -> None:
         """One heartbeat: a sign of life, and a look at the marks on one's own runs."""
         if not await in_thread(self._sign_of_life):
-            # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
+            # We were taken for dead, and our runs were interrupted. Begin anew with the same id.
             await in_thread(self._register)
         self.watch.beat()
         for run_id, reason in await in_thread(self._marks):
@@ -154,10 +154,11 @@ class Supervisor(Engine):
         await self._end_strays()
 
     async def _end_strays(self) -> None:
-        """Interrupt the runs that are ours by the database's word and that nothing here executes.
+        """Interrupt the runs that are ours in the database and that nothing here executes.
 
-        The database went away after it had committed a claim and before it had said so, or an ending could
-        not be written. Only at the second sweep that finds it so: an ending may have come in between.
+        That happens when the database went away between the commit of a claim and its reply, or when an
+        ending could not be written. It is done at the second sweep that finds a run so, since an ending may
+        have come in between.
         """
         ours = await in_thread(self._running)
         claiming = {session_id for session_id, _ in self._claims.values()}
@@ -288,7 +289,7 @@ class Supervisor(Engine):
         return list(ours.values_list("id", "session_id", "claim"))
 
     def _marks(self) -> list[tuple[UUID, StopReason]]:
-        """What happened to the runs in hand without our having been told."""
+        """The runs in hand that were cancelled or taken away. The notices of that may have been lost."""
         mine = list(self.executions)
         found = {
             row[0]: row[1:]

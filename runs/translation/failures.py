@@ -8,7 +8,7 @@ from langgraph.errors import GraphRecursionError, NodeCancelledError
 from runs.foundation.database import DATABASE_UNAVAILABLE
 from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode
-from runs.translation.callbacks import Errors
+from runs.translation.callbacks import RaisedErrors
 
 DATABASE_AWAY = Failure(
     ErrorCode.INTERNAL, "The database did not answer for so long that this turn could not go on."
@@ -18,7 +18,7 @@ INTERNAL = Failure(
 )
 
 
-def explain(error: BaseException, errors: Errors) -> Failure:
+def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     """The Error of a run whose graph raised ``error``.
 
     That may be raised from one of ``errors``; an exception may say itself what it is by an attribute

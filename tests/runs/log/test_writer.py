@@ -50,7 +50,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
-        assert writer._commit(parts, False) == [writer.Written.COMMITTED] * 12
+        assert writer._commit(parts, False) == [writer.Outcome.COMMITTED] * 12
     for n, log in enumerate(logs):
         run = Run.objects.get(id=log.run_id)
         assert run.last_seq == before[run.id] + 1 + n % 3

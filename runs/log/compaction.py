@@ -8,8 +8,8 @@ Two kinds of runs are left alone: unrepaired ones, whose history is still read f
 were cut off in the middle of a message, whose text only the deltas have.
 
 It may run beside a working system, also in two processes at once. Each batch is a short transaction that
-checks its runs again. After each it pauses as long as the batch took, so that turns keep half of the database's
-time for writing. If it is stopped, it can be run again.
+checks its runs again. After each it pauses as long as the batch took, so that turns keep half of the time for
+writing. If it is stopped, it can be run again.
 """
 
 import time

@@ -1,6 +1,5 @@
 """The event writer: batches of many runs in few statements, and what is counted without an event."""
 
-import asyncio
 import threading
 from collections import Counter
 
@@ -16,7 +15,7 @@ from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
-from tests.runs.waiting import PATIENCE, log_of, terminal, until
+from tests.runs.waiting import log_of, terminal, until
 
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 
@@ -75,9 +74,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
 async def test_a_call_that_says_nothing_is_counted_soon(engine, alice, serve, tmp_path):
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
         run_id = await stage.start()
-        async with asyncio.timeout(10 * PATIENCE):
-            while (await stage.run(run_id)).llm_calls == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(Run.objects.filter(id=run_id, llm_calls=1).exists, what="the count of the call")
         await stage.cancelled(run_id)
 
 

@@ -33,6 +33,16 @@ from runs.states import (
     ToolStatus,
 )
 
+# Interrupted, and nobody has decided what becomes of it.
+UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+# Two conditions whose statuses are in one list, so that SQLite looks for these and not at each run; nothing
+# active is resolved. First: active, or interrupted and undecided. They decide who comes next.
+UNRESOLVED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
+# Of these, what the queue of the session waits behind.
+AHEAD = Q(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
+# A cancel that is in progress.
+UNSETTLED = Q(settled_at__isnull=True)
+
 
 class Session(models.Model):
     """One conversation: the unit of exclusion, of the LangGraph thread and of the cancellation projection."""
@@ -51,6 +61,9 @@ class Session(models.Model):
     cancellation_revision = models.PositiveBigIntegerField(default=0)
     last_position = models.PositiveIntegerField(default=0)
     last_line = models.PositiveIntegerField(default=0)
+
+    # No column. Whoever holds the lock of the session writes it once, in the end, if this is set.
+    has_changed = False
 
     class Meta:
         indexes = [
@@ -109,6 +122,23 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    """What is asked of runs in more than one place."""
+
+    def awaiting_claim(self) -> "RunQuerySet":
+        """Runs that no worker has: those in a queue, and those whose question was answered."""
+        is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
+        return self.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
+
+    def claimable(self) -> "RunQuerySet":
+        """Runs that a worker may take: an answered one, or the queue of a session in which nothing is ahead.
+
+        Of a queue only the first is taken.
+        """
+        ahead = Run.objects.filter(AHEAD, session=models.OuterRef("session"))
+        return self.awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~models.Exists(ahead))
 
 
 class Run(models.Model):
@@ -181,6 +211,8 @@ class Run(models.Model):
     # What the row held when it was read:
     _stored: dict[str, Any]
 
+    objects = RunQuerySet.as_manager()
+
     class Meta:
         constraints = [
             models.UniqueConstraint(
@@ -252,16 +284,25 @@ class Run(models.Model):
         run._stored = dict(zip(field_names, values, strict=True))
         return run
 
-    def save_changes(self) -> None:
-        """Write what differs from what was read; a whole row costs several times as much."""
+    def write(self, **expected: Any) -> bool:
+        """Write what differs from what was read, if the row has the values expected; whether it had.
+
+        A whole row costs several times as much.
+        """
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
-        if changed:
-            sql.update(self, changed)
-            self._stored |= {name: getattr(self, name) for name in changed}
+        if not sql.update(self, changed or ["id"], expected):
+            return False
+        self._stored |= {name: getattr(self, name) for name in changed}
+        return True
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def is_undecided(self) -> bool:
+        """As ``UNDECIDED``."""
+        return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 
 class RunEvent(models.Model):

@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
 from runs.lifecycle import admission, cancelling, locks
-from runs.models import AuditEntry, Cancellation, Run, Session
+from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.reading import history as histories
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
@@ -55,7 +55,7 @@ def cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
 
     def apply(run: Run) -> Done:
         before = run.status
-        pending = Cancellation.objects.filter(run=run, settled_at__isnull=True).exists()
+        pending = Cancellation.objects.filter(UNSETTLED, run=run).exists()
         operation = cancelling.request_cancel(run.id, **asked)
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)

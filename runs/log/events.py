@@ -4,13 +4,12 @@ Events are committed before anybody is told. There are two ways in, with one num
 those of the lifecycle inside the transaction of their change, ``runs.log.writer`` those that executions emit.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.utils import timezone
 
 from runs.live import bus
 from runs.log import tool_calls
@@ -45,26 +44,40 @@ def insert(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> None:
         )
 
 
-def record(run: Run, entries: Iterable[Entry], at: datetime | None = None) -> None:
-    """Append events to a locked run inside the current transaction; sets ``run.last_seq``, the caller saves.
+def count(run: Run, entries: Sequence[Entry], at: datetime) -> None:
+    """Give these events their numbers, on a locked run that the caller writes."""
+    if entries:
+        run.last_seq += len(entries)
+        run.last_event_at = at
 
-    A new run may be saved behind its events: the database looks at the commit. They are published after it,
-    once the run has a position: before that it is no part of its session's stream.
+
+def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
+    """Append events to a locked run inside the current transaction; they are the last that ``count`` counted.
+
+    They are published after the commit, once the run has a position: before that it is no part of its
+    session's stream.
     """
-    now = at or timezone.now()
-    first = run.last_seq + 1
-    entries = list(entries)
     if not entries:
         return
+    first = run.last_seq + 1 - len(entries)
     encoded = [(seq, type, encoding.encode(data)) for seq, (type, data) in enumerate(entries, start=first)]
     key = run._meta.pk.get_db_prep_value(run.id, connection)
-    at_key = connection.ops.adapt_datetimefield_value(now)
+    at_key = connection.ops.adapt_datetimefield_value(at)
     with connection.cursor() as cursor:
         insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
-    tool_calls.project(run, entries, now)
-    run.last_seq += len(entries)
-    run.last_event_at = now
-    if run.position is not None:
-        told = [(type, encoding.event(run.id, seq, type, data, now)) for seq, type, data in encoded]
-        position = run.position
-        transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, told))
+    tool_calls.project(run, entries, at)
+    if run.position is None:
+        return
+    position, told = (
+        run.position,
+        [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded],
+    )
+    if first == 2:  # that it was queued was recorded before it had a position
+        first, (type, data) = 1, queued(run)
+        told.insert(0, (type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at)))
+    transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, told))
+
+
+def queued(run: Run) -> Entry:
+    """The first event of a run."""
+    return EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input}

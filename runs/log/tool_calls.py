@@ -10,8 +10,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Case, Value, When
-from django.db.models.functions import Coalesce
 
 from runs import statements
 from runs.foundation.limits import ID_LIMIT
@@ -45,32 +43,27 @@ def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: dateti
             _project(run_id, type, json.loads(data), at)
 
 
-def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
-    """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
-
-    None when it can be resumed: whoever does goes on with the calls. What is known of their effect is noted.
-    If the execution is ``lost``, nothing is known of any: one may have begun after the last commit.
-    """
-    if resumable:
-        open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
-        if lost:
-            begun_at = Coalesce("started_at", Value(run.last_event_at))
-            open_calls.update(status=ToolStatus.INTERRUPTED, effect=Effect.UNKNOWN, started_at=begun_at)
-        else:
-            never_began = When(started_at__isnull=True, then=Value(Effect.NONE))
-            known = Case(never_began, default=Value(Effect.UNKNOWN))
-            open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
-        return []
+def ends_of_open(run: Run, *, is_lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
+    """The tool.cancelled events of calls that are open when a run ends; to be recorded."""
     return [
-        (
-            EventType.TOOL_CANCELLED,
-            {
-                "tool_call": call.given_id,
-                "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE,
-            },
-        )
+        (EventType.TOOL_CANCELLED, {"tool_call": call.given_id, "effect": _effect_at_end(call, is_lost)})
         for call in statements.open_calls(run.id)
     ]
+
+
+def interrupt_open(run: Run, *, is_lost: bool) -> None:
+    """Note what is known of the calls that are open when a run is interrupted. Whoever resumes it goes on
+    with them, so no event tells of their end."""
+    for call in statements.open_calls(run.id):
+        call.status, call.effect = ToolStatus.INTERRUPTED, _effect_at_end(call, is_lost)
+        if is_lost and call.started_at is None:
+            call.started_at = run.last_event_at
+        call.save()
+
+
+def _effect_at_end(call: ToolCall, is_lost: bool) -> Effect:
+    """If the execution is lost, nothing is known of any: one may have begun after the last commit."""
+    return Effect.without_result(may_have_begun=is_lost or call.started_at is not None)
 
 
 def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:

@@ -7,21 +7,19 @@ open a page.
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from functools import partial
 from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.db.models.functions import Now
+from django.db.models import QuerySet
 
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.foundation.database import AWAY, in_thread, is_held
 from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
-from runs.models import Cancellation, Run, Session, Worker
+from runs.models import Run, Worker
 from runs.recovery import orphans, safety
 from runs.states import InterruptReason, RunStatus
 
@@ -72,7 +70,7 @@ def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept
     _bury_dead_workers(swept, liveness.dead(own, watch))
     _end_orphans(swept)
     _settle_overdue(swept)
-    _offer_waiting_sessions(swept)
+    _offer_sessions(swept)
     if dispatch.is_shared():
         swept.jobs_forgotten += jobs.forget_lost(liveness.patience())
     return swept
@@ -133,28 +131,15 @@ def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
     return _each(run_ids, lost)
 
 
-def overdue_cancellations() -> QuerySet[Cancellation]:
-    """Operations that their workers have not answered in time."""
-    limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
-    return Cancellation.objects.filter(settled_at__isnull=True, accepted_at__lt=Now() - limit)
-
-
 def _settle_overdue(swept: Swept) -> None:
     swept.cancellations_timed_out += _each(
-        overdue_cancellations().values_list("id", flat=True), cancelling.time_out_cancellation
+        predicates.overdue_cancellations().values_list("id", flat=True), cancelling.time_out_cancellation
     )
 
 
-def _offer_waiting_sessions(swept: Swept) -> None:
-    of_session = Run.objects.filter(session=OuterRef("pk"))
-    answered = of_session.filter(status=RunStatus.WAITING, answers__isnull=False)
-    occupied = of_session.filter(Q(status=RunStatus.RUNNING) | Q(status=RunStatus.WAITING))
-    undecided = predicates.undecided().filter(session=OuterRef("pk"))
-    queued = of_session.filter(status=RunStatus.QUEUED)
-    waiting = Session.objects.filter(
-        Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
-    )
-    for session_id in waiting.values_list("id", flat=True):
+def _offer_sessions(swept: Swept) -> None:
+    """Sessions in which something can be claimed."""
+    for session_id in Run.objects.claimable().values_list("session", flat=True).distinct():
         swept.sessions_offered += dispatch.offer(session_id)
 
 

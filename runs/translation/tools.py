@@ -250,7 +250,7 @@ class ToolTranslation:
         elif outcome is None and call.failure is not None:
             self._fail(call, call.failure)
         else:
-            effect = Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
+            effect = Effect.without_result(may_have_begun=call.started or call.may_have_begun)
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
 
 

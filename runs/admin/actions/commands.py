@@ -14,7 +14,6 @@ from runs.errors import EngineError
 from runs.lifecycle import liveness, predicates
 from runs.models import Run, ToolCall
 from runs.operators import Done
-from runs.recovery import sweep
 from runs.states import ACTIVE, TERMINAL, Effect, RunStatus
 
 # Runs that one command may be given to at once.
@@ -34,7 +33,7 @@ class Seen:
 
     @property
     def is_undecided(self) -> bool:
-        return _waits_for_decision(self.run)
+        return self.run.is_undecided
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def look(runs: Iterable[Run]) -> list[Seen]:
     """What there is to know of these runs, which were read with session and worker."""
     runs = list(runs)
     ids = [run.id for run in runs]
-    overdue = set(sweep.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
+    overdue = set(predicates.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
     uncertain: dict[UUID, list[str]] = {}
     unknown = ToolCall.objects.filter(run__in=ids, effect=Effect.UNKNOWN)
     for run_id, name in unknown.values_list("run", "name"):
@@ -143,10 +142,9 @@ def _foresee_reconcile(seen: Seen) -> str:
         return "Nothing changes: its worker is alive. Force-cancel would end it."
     if seen.run.status == RunStatus.WAITING and seen.run.answers is None:
         return "Nothing changes: it waits for its user's answer."
-    if seen.ahead is not None:
-        undecided = _waits_for_decision(seen.ahead)
-        what = "about which nobody has decided" if undecided else f"which is {seen.ahead.status}"
-        return f"Nothing changes: it waits behind the run {short(seen.ahead.id)}, {what}."
+    if (ahead := seen.ahead) is not None:
+        what = "about which nobody has decided" if ahead.is_undecided else f"which is {ahead.status}"
+        return f"Nothing changes: it waits behind the run {short(ahead.id)}, {what}."
     if not seen.has_taker:
         return "Nothing changes: no worker is there that takes turns. It goes on when one has started."
     return "Its session is offered to a worker again."
@@ -170,10 +168,6 @@ def _foresee_dismiss(seen: Seen) -> str:
 
 def _is_active(run: Run) -> bool:
     return run.status in ACTIVE
-
-
-def _waits_for_decision(run: Run) -> bool:
-    return run.status == RunStatus.INTERRUPTED and run.resolution is None
 
 
 COMMANDS = {
@@ -201,7 +195,7 @@ COMMANDS = {
             "Reconcile",
             "The run is looked at and brought into order; the run of a living worker is left alone.",
             _foresee_reconcile,
-            lambda run: _is_active(run) or _waits_for_decision(run),
+            lambda run: _is_active(run) or run.is_undecided,
             operators.reconcile,
         ),
         Command(
@@ -209,7 +203,7 @@ COMMANDS = {
             "Resume",
             "A new run goes on where an interrupted one was lost.",
             _foresee_resume,
-            _waits_for_decision,
+            lambda run: run.is_undecided,
             operators.resume,
         ),
         Command(
@@ -217,7 +211,7 @@ COMMANDS = {
             "Dismiss",
             "An interrupted run is closed: nobody goes on from it.",
             _foresee_dismiss,
-            _waits_for_decision,
+            lambda run: run.is_undecided,
             operators.dismiss,
         ),
     )

@@ -23,12 +23,12 @@ def stuck() -> Q:
 
 def overdue() -> Q:
     """Running on although a cancel was accepted longer ago than a worker has time to answer."""
-    return Q(id__in=predicates.overdue_cancels().values("id"))
+    return Q(id__in=predicates.runs_with_overdue_cancel().values("id"))
 
 
 def untaken() -> Q:
     """In line, or answered, and no worker takes it."""
-    return Q(id__in=predicates.untaken_runs().values("id"))
+    return Q(id__in=predicates.unclaimed_runs().values("id"))
 
 
 def undecided() -> Q:
@@ -44,9 +44,9 @@ def unattended() -> Q:
 
 def hanging() -> Q:
     """Stuck, overdue or taken by nobody."""
-    running = predicates.stuck_runs() | predicates.overdue_cancels()
+    running = predicates.stuck_runs() | predicates.runs_with_overdue_cancel()
     running = running.filter(status=RunStatus.RUNNING)
-    return Q(id__in=running.values("id").union(predicates.untaken_runs().values("id")))
+    return Q(id__in=running.values("id").union(predicates.unclaimed_runs().values("id")))
 
 
 def in_long_queue() -> Q:
@@ -65,7 +65,7 @@ def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
     in_line = [run.id for run in runs if run.status in (RunStatus.QUEUED, RunStatus.WAITING)]
     untaken_ids: set[UUID] = set()
     if in_line:
-        untaken_ids.update(predicates.untaken_runs().filter(id__in=in_line).values_list("id", flat=True))
+        untaken_ids.update(predicates.unclaimed_runs().filter(id__in=in_line).values_list("id", flat=True))
     states = {run.worker: state_of(run.worker) for run in runs if run.worker and _is_running(run)}
     found = {}
     for run in runs:
@@ -73,7 +73,7 @@ def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
             found[run.id] = _of_running(run, states[run.worker] if run.worker else "gone", now)
         elif run.id in untaken_ids:
             found[run.id] = ["not taken"]
-        elif run.status == RunStatus.INTERRUPTED and run.resolution is None:
+        elif run.is_undecided:
             found[run.id] = ["undecided"]
         else:
             found[run.id] = []
@@ -89,7 +89,7 @@ def _of_running(run: Run, worker_state: str, now: datetime) -> list[str]:
     if now - run.last_event_at > predicates.silence():
         found.append("stuck")
     asked = run.cancel_requested_at
-    if asked and now - asked > timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT):
+    if asked and now - asked > predicates.cancel_limit():
         found.append("cancel overdue")
     elif asked:
         found.append("cancel pending")

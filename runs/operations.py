@@ -13,14 +13,13 @@ contract (Session, Run, Cancellation, Message, Event), JSON-ready: ids and times
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from langchain_core.messages import BaseMessage
 
 from runs import (
     agents as configured,
@@ -34,11 +33,13 @@ from runs.lifecycle import admission, cancelling, questions, titles
 from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import history as histories
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import representations
 from runs.wire.encoding import encode, timestamp
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
@@ -167,7 +168,7 @@ def start_session(
     text: str,
     *,
     agent: str,
-    seed: Sequence[BaseMessage] = (),
+    seed: "Sequence[BaseMessage]" = (),
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
@@ -302,6 +303,8 @@ async def history(
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
     found = await in_thread(_session, actor, session_id)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
     return await histories.read(found, limit=limit, before=before)
 
 

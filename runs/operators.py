@@ -21,7 +21,6 @@ from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
 from runs.lifecycle import admission, cancelling, locks
 from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
-from runs.reading import history as histories
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
 from runs.wire import representations
@@ -202,6 +201,8 @@ async def history(
     """
     if not may_read(actor, session.owner_id):
         raise Forbidden
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
     return await histories.read(session, limit=limit, before=before)
 
 

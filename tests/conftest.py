@@ -48,15 +48,20 @@ from django.core.cache import cache  # noqa: E402
 from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
-from runs.worker.supervisor import Supervisor  # noqa: E402
+
+# Their tests start processes of the product and wait for them.
+LONG = ("processes", "e2e", "docs", "benchmarks", "server")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what adds nothing in this mode."""
+    """Leave out what adds nothing in this mode, and begin with what takes longest: side by side, a long file
+    that comes last is waited for.
+    """
     left_out = [item for item in items if not _belongs(item)]
     if left_out:
         items[:] = [item for item in items if _belongs(item)]
         config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
 
 
 def _belongs(item: pytest.Item) -> bool:
@@ -152,6 +157,8 @@ def serve(settings):
 @pytest.fixture
 async def engine(transactional_db):
     """The engine of this process, running on the test's loop."""
+    from runs.worker.supervisor import Supervisor
+
     supervisor = await Supervisor.start()
     yield supervisor
     await supervisor.leave(5)

@@ -1,5 +1,6 @@
-"""How the console writes times, numbers and states."""
+"""How the console writes times, numbers, states and data."""
 
+import json
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,9 +13,9 @@ from django.utils.safestring import SafeString
 from runs.models import Run, Session
 
 NOTHING = "\N{EN DASH}"
+SHOWN = 4000  # characters of one event, argument or result
 
-# How a state or a sign looks: good, bad, busy, quiet or waiting. The colour is never the only sign, the word
-# is there.
+# The colour of a state: good, bad, busy, quiet or waiting. The word is there as well.
 _TONES = {
     "completed": "good",
     "cancelled": "quiet",
@@ -43,7 +44,7 @@ _TONES = {
 
 
 def span(seconds: float) -> str:
-    """A length of time in its two greatest units: "40 ms", "1.5 s", "3 min 20 s", "2 h 5 min", "3 d"."""
+    """A duration in its two greatest units: "40 ms", "1.5 s", "3 min 20 s", "2 h 5 min", "3 d"."""
     seconds = max(seconds, 0)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -58,12 +59,12 @@ def span(seconds: float) -> str:
 
 
 def between(start: datetime | None, end: datetime | None) -> str:
-    """How long it is from one time to another; a dash when one is not known."""
+    """The time between two moments; a dash when one is not known."""
     return span((end - start).total_seconds()) if start and end else NOTHING
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> str | SafeString:
-    """How long ago that was; the time itself is in the title."""
+    """The time that has passed since; the moment itself is in the title."""
     if at is None:
         return NOTHING
     passed: timedelta = (now or timezone.now()) - at
@@ -73,12 +74,12 @@ def ago(at: datetime | None, now: datetime | None = None) -> str | SafeString:
 
 
 def clock(at: datetime | None) -> str:
-    """A time to the second, in the configured zone, and the name of that zone."""
+    """A moment to the second in the configured time zone, with the name of the zone."""
     return f"{timezone.localtime(at):%Y-%m-%d %H:%M:%S %Z}" if at else NOTHING
 
 
 def number(value: int | None, *, estimated: bool = False) -> str:
-    """12345 becomes "12,345"; what is not known a dash."""
+    """12345 becomes "12,345"; None becomes a dash."""
     return NOTHING if value is None else f"{'about ' if estimated else ''}{value:,}"
 
 
@@ -102,7 +103,7 @@ def tokens(run: Run) -> int | None:
 
 
 def short(identifier: UUID | str | None) -> str:
-    """Enough of an id to tell it from its neighbours, and to search for it."""
+    """The beginning of an id: enough to recognise it and to search for it."""
     return str(identifier)[:8] if identifier else NOTHING
 
 
@@ -115,5 +116,30 @@ def link(reader: Any, name: str, identifier: Any, text: Any) -> SafeString:
 
 
 def session_name(session: Session, *, readable: bool) -> str:
-    """What a session is called: its title is its user's words, so it is for those who may read them."""
+    """The title of a session for those who may read it, else its short id."""
     return session.title if readable and session.title else short(session.id)
+
+
+def clock_ms(at: datetime) -> str:
+    """A time of day to the millisecond."""
+    local = timezone.localtime(at)
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
+
+
+def readable(text: str) -> str:
+    """JSON from the database, with letters instead of their escapes; other text as it is."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def pretty(value: Any) -> str:
+    """A value as indented JSON; text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def cut(text: str, whole: int | None = None) -> str:
+    """The beginning of a long text, and how much is missing of ``whole``, which is its length if given."""
+    missing = (len(text) if whole is None else whole) - SHOWN
+    return text if missing <= 0 else f"{text[:SHOWN]}\n… and {missing:,} characters more"

@@ -20,7 +20,7 @@ from runs.foundation.database import AWAY, in_thread, is_held
 from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, Worker
-from runs.recovery import orphans, safety
+from runs.recovery import orphans
 from runs.states import InterruptReason, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -190,6 +190,8 @@ def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
 
 
 async def _resume_if_safe(run: Run, checkpoints: Checkpoints) -> bool:
+    from runs.recovery import safety
+
     if run.automatic_resumes >= settings.RUNS_MAX_RESUMES or not await safety.is_safe(run, checkpoints):
         return False
     # Still the turn of whoever asked for it.

@@ -27,7 +27,8 @@ from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.log import tool_calls
 from runs.log.writer import EventWriter
-from runs.memory.checkpoints import Checkpoints, FencedSaver
+from runs.memory.checkpoints import Checkpoints
+from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
 from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
 from runs.stopping import cancel_token, tracking

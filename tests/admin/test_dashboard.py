@@ -26,16 +26,6 @@ PARTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def empty_cache():
-    cache.clear()
-
-
-@pytest.fixture
-def session(alice):
-    return Session.objects.create(owner=alice, agent="assistant")
-
-
 class Page(HTMLParser):
     """The ids of a page, its figures and pictures, and what the policy forbids."""
 
@@ -69,7 +59,7 @@ def shown(user):
     "permissions",
     [(), ("view_run",), ("view_cancellation",), ("view_worker",), ("view_run", "view_worker"), tuple(PARTS)],
 )
-def test_parts_that_one_may_not_see_are_absent(client, bob, permissions, session):
+def test_parts_without_permission_are_absent(client, bob, permissions, session):
     add(session, timezone.now())
     cancel(add(session, timezone.now(), "cancelled"), 0.1)
     bob.is_staff = True
@@ -89,7 +79,7 @@ def test_parts_that_one_may_not_see_are_absent(client, bob, permissions, session
 
 
 @pytest.mark.parametrize("who", ["charlie", "alice"])
-def test_only_staff_get_it(client, alice, who):
+def test_only_staff_get_the_dashboard(client, alice, who):
     if who == "alice":
         client.force_login(alice)
     for address in ("/admin/", "/admin/dashboard/"):
@@ -205,7 +195,7 @@ def queue_of(owner, length, **fields):
     return session
 
 
-def test_a_queue_that_nobody_takes_is_told_with_what_to_do_about_it(olivia, alice):
+def test_a_queue_that_no_worker_takes_is_shown_with_what_to_do_about_it(olivia, alice):
     def check():
         return next(check for check in page.of(olivia).checks if check.name == "Turns nobody takes")
 
@@ -237,7 +227,7 @@ def test_a_long_queue_leads_to_the_turns_in_it(client, olivia, alice):
     assert (check.count, [one.session_id for one in listed]) == (1, [long.id] * 5)
 
 
-def test_what_needs_attention_is_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
+def test_runs_that_need_attention_are_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
     queue_of(alice, 6)
     client.force_login(olivia)
     monkeypatch.setattr(page, "COUNTED", 4)

@@ -18,16 +18,6 @@ from runs.recovery import deletion
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def empty_cache():
-    cache.clear()
-
-
-@pytest.fixture
-def session(alice):
-    return Session.objects.create(owner=alice, agent="assistant")
-
-
 def add(session, finished_at, status="completed", **fields):
     """A run that ended then, or is in this active status."""
     session.last_line += 1
@@ -163,7 +153,7 @@ def test_cancel_latency_is_the_time_from_acceptance_to_settling(session):
     assert (latency.median, latency.most, latency.longest, latency.total) == (0.3, 40, 40, 5)
 
 
-def test_without_a_cancel_nothing_is_known_of_their_latency(db):
+def test_without_a_cancel_there_is_no_latency(db):
     latency = queries.cancel_latency(timezone.now(), (1,))
     assert (latency.counts, latency.median, latency.most, latency.longest) == ((0, 0), None, None, None)
 
@@ -203,9 +193,9 @@ class TestAttention:
             return add(session, None, "running", worker=worker, cancel_requested_at=at)
 
         _, late = run(5), run(60)
-        assert list(predicates.overdue_cancels()) == [late]
+        assert list(predicates.runs_with_overdue_cancel()) == [late]
 
-    def test_effects_that_nobody_knows_are_news_for_a_day(self, session):
+    def test_unknown_effects_are_shown_for_a_day(self, session):
         for number, (hours, effect) in enumerate([(1, "unknown"), (30, "unknown"), (1, "done"), (1, None)]):
             at = timezone.now() - timedelta(hours=hours)
             run = add(session, at)
@@ -221,7 +211,7 @@ class TestAttention:
 
         assert predicates.long_queues() == ([session.id], False)
 
-    def test_of_queues_no_more_turns_are_looked_at_than_a_bound(self, session, monkeypatch):
+    def test_the_turns_read_of_queues_are_bounded(self, session, monkeypatch):
         for _ in range(6):
             add(session, None, "queued")
         monkeypatch.setattr(predicates, "QUEUED_LOOKED_AT", 5)
@@ -229,7 +219,7 @@ class TestAttention:
             assert predicates.long_queues() == ([session.id], True)
         assert "LIMIT 6" in captured[0]["sql"]
 
-    def test_a_turn_is_taken_by_nobody_while_nothing_is_ahead_of_it_for_four_heartbeats(self, alice):
+    def test_a_turn_is_untaken_when_nothing_was_ahead_of_it_for_four_heartbeats(self, alice):
         def queue(*statuses, minutes=10, **fields):
             session = Session.objects.create(owner=alice, agent="assistant")
             ended = {"interrupted": timezone.now()}
@@ -246,12 +236,12 @@ class TestAttention:
         queue("queued", minutes=0)
         (_, held) = interrupted = queue("interrupted", "queued")
 
-        assert set(predicates.untaken_runs()) == {*alone, answered}
+        assert set(predicates.unclaimed_runs()) == {*alone, answered}
         assert predicates.ahead_of_queues([held.session_id]) == {held.session_id: interrupted[0]}
         Run.objects.filter(id=interrupted[0].id).update(resolution="dismissed")
-        assert held in set(predicates.untaken_runs())
+        assert held in set(predicates.unclaimed_runs())
 
-    def test_an_interrupted_turn_is_news_for_a_day_unless_somebody_has_decided(self, session):
+    def test_an_interrupted_turn_is_shown_for_a_day_unless_it_is_decided(self, session):
         now = timezone.now()
         fresh = add(session, now, "interrupted")
         add(session, now, "interrupted", resolution="dismissed")

@@ -26,31 +26,31 @@ def runs(alice):
     return found
 
 
-def the_list(browser, name="run", query=""):
+def list_words(browser, name="run", query=""):
     return words_of(browser.get(f"{reverse(f'admin:runs_{name}_changelist')}?{query}"))
 
 
-def test_pages_lead_no_further_than_what_is_counted(console, runs, monkeypatch):
+def test_pages_show_only_rows_that_are_counted(console, runs, monkeypatch):
     monkeypatch.setattr(paging, "COUNTED", 4)
     monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
     assert runs_listed(console, p=1) + runs_listed(console, p=2) == runs[:4]
-    assert "at least 4 runs" in the_list(console)
+    assert "at least 4 runs" in list_words(console)
     monkeypatch.setattr(paging, "COUNTED", 6)
-    assert "at least" not in the_list(console)
+    assert "at least" not in list_words(console)
 
 
-def test_an_order_without_an_index_is_that_of_the_latest(console, runs, monkeypatch):
+def test_an_order_without_an_index_sorts_only_the_latest_rows(console, runs, monkeypatch):
     by_tokens = {"o": "-5"}
     assert runs_listed(console, **by_tokens) == runs[::-1]
     monkeypatch.setattr(paging, "COUNTED", 4)
     assert runs_listed(console, **by_tokens) == [runs[4], runs[3], runs[2], runs[1]]
     told = "Only the latest 4 are put in this order"
-    assert told in the_list(console, query="o=-5")
-    assert told not in the_list(console, query="o=3"), "for the age there is an index"
+    assert told in list_words(console, query="o=-5")
+    assert told not in list_words(console, query="o=3"), "for the age there is an index"
     assert runs_listed(console, o="3") == runs[:1:-1], "the oldest of all"
 
 
-def test_what_has_no_index_is_looked_for_among_the_latest(console, runs, monkeypatch):
+def test_a_condition_without_an_index_is_checked_for_the_latest_rows(console, runs, monkeypatch):
     for run in runs:
         at(run, agent="rare")
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 3)
@@ -59,13 +59,13 @@ def test_what_has_no_index_is_looked_for_among_the_latest(console, runs, monkeyp
     )
     assert runs_listed(console, tokens="50") == runs[2:4]
     assert runs_listed(console, agent="rare") == runs[:4]
-    assert LOOKED_THROUGH in the_list(console, query="agent=rare")
-    assert LOOKED_THROUGH not in the_list(console, query="status__exact=completed")
+    assert LOOKED_THROUGH in list_words(console, query="agent=rare")
+    assert LOOKED_THROUGH not in list_words(console, query="status__exact=completed")
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 6)
-    assert LOOKED_THROUGH not in the_list(console, query="agent=rare")
+    assert LOOKED_THROUGH not in list_words(console, query="agent=rare")
 
 
-def test_what_lies_behind_is_reached_by_its_day_and_other_filters(console, alice, runs, monkeypatch):
+def test_older_rows_are_reached_by_their_day_and_other_filters(console, alice, runs, monkeypatch):
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 2)
     old = a_run(alice, RunStatus.FAILED)
     long_ago = timezone.now() - timedelta(days=40)
@@ -79,24 +79,24 @@ def test_what_lies_behind_is_reached_by_its_day_and_other_filters(console, alice
 
 @pytest.mark.parametrize("day", ["yesterday", "2026-02-30", "9999-12-31", "0001-01-01", "2026-1", "\0"])
 @pytest.mark.parametrize("name", ["run", "session", "cancellation", "auditentry"])
-def test_a_day_that_is_none_finds_nothing_and_breaks_nothing(console, runs, name, day):
+def test_an_invalid_day_finds_nothing_and_breaks_nothing(console, runs, name, day):
     answer = console.get(reverse(f"admin:runs_{name}_changelist"), {"until": day})
     assert answer.status_code == 200
 
 
-def test_a_search_leads_to_so_many_sessions_and_says_so(console, alice, bob, monkeypatch):
+def test_a_search_is_bounded_and_says_so(console, alice, bob, monkeypatch):
     mine = [a_run(alice, text=f"Trip number {number}") for number in range(3)]
     his = a_run(bob, text="Something about alice")
     assert set(runs_listed(console, q="trip")) == set(mine)
     assert set(runs_listed(console, q="alice")) == {*mine, his}
-    assert LOOKED_THROUGH not in the_list(console, query="q=alice")
+    assert LOOKED_THROUGH not in list_words(console, query="q=alice")
     monkeypatch.setattr(search, "SESSIONS", 1)
     assert runs_listed(console, q="trip") == mine[2:]
-    assert LOOKED_THROUGH in the_list(console, query="q=trip")
-    assert LOOKED_THROUGH in the_list(console, "session", "q=trip")
+    assert LOOKED_THROUGH in list_words(console, query="q=trip")
+    assert LOOKED_THROUGH in list_words(console, "session", "q=trip")
 
 
-def test_titles_are_looked_through_among_the_latest_sessions(console, alice, bob, monkeypatch):
+def test_titles_are_searched_in_the_latest_sessions(console, alice, bob, monkeypatch):
     first = a_run(alice, text="A needle")
     second = a_run(bob, text="Hay")
     long_ago = timezone.now() - timedelta(days=1)
@@ -123,8 +123,8 @@ def test_a_pending_cancel_is_found_however_long_ago_it_was_accepted(console, oli
     oldest = Cancellation.objects.order_by("accepted_at").first()
     Cancellation.objects.exclude(id=oldest.id).update(settled_at=timezone.now(), outcome="timed_out")
     monkeypatch.setattr(paging, "LOOKED_THROUGH", 0)
-    assert "1 cancellation" in the_list(console, "cancellation", "outcome=pending")
-    assert "1 cancellation" in the_list(console, "cancellation", "outcome=timed_out")
+    assert "1 cancellation" in list_words(console, "cancellation", "outcome=pending")
+    assert "1 cancellation" in list_words(console, "cancellation", "outcome=timed_out")
 
 
 def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, monkeypatch):
@@ -135,7 +135,7 @@ def test_runs_of_unknown_effect_are_those_of_the_latest_calls(console, alice, mo
     assert set(runs_listed(console, attention="effect_unknown")) == {str(run.id) for run in found[1:]}
 
 
-def test_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alice, bob, monkeypatch):
+def test_the_list_says_when_it_does_not_show_all_matching_rows(console, alice, bob, monkeypatch):
     for _ in range(2):
         a_call(running_run(alice, a_worker()), effect=Effect.UNKNOWN)
     a_run(bob)
@@ -145,12 +145,12 @@ def test_the_list_says_when_not_all_of_what_was_asked_for_is_in_it(console, alic
         (("session", "status=running"), "Only sessions of the latest 1 such runs are shown."),
     ]
     for (name, query), told in asked:
-        assert "Only" not in the_list(console, name, query), told
+        assert "Only" not in list_words(console, name, query), told
     for place in ("filters._SESSIONS", "attention.CALLS", "paging.COUNTED"):
         monkeypatch.setattr(f"runs.admin.lists.{place}", 1)
     for (name, query), told in asked:
-        assert told in the_list(console, name, query)
-    assert "Only runs" not in the_list(console, query="owner=bob")
+        assert told in list_words(console, name, query)
+    assert "Only runs" not in list_words(console, query="owner=bob")
 
 
 def test_no_query_string_asks_for_the_words_of_others(staff, alice):
@@ -164,8 +164,8 @@ def test_no_query_string_asks_for_the_words_of_others(staff, alice):
 
 
 def test_an_empty_list_says_why(console, alice):
-    assert "There are no runs yet." in the_list(console)
+    assert "There are no runs yet." in list_words(console)
     a_run(alice)
-    assert "Nothing fits. Show all runs" in the_list(console, query="owner=nobody")
-    assert "Nothing fits" not in the_list(console)
+    assert "Nothing fits. Show all runs" in list_words(console, query="owner=nobody")
+    assert "Nothing fits" not in list_words(console)
     assert Run.objects.count() == 1

@@ -87,7 +87,7 @@ def told(monkeypatch):
     return heard
 
 
-def test_whoever_is_told_of_an_operators_change_reads_the_new_state(console, alice, told):
+def test_a_subscriber_that_hears_of_an_operators_change_reads_the_new_state(console, alice, told):
     for number in range(20):
         run = a_run(alice, RunStatus.WAITING if number % 2 else RunStatus.QUEUED)
         told.clear()
@@ -97,7 +97,7 @@ def test_whoever_is_told_of_an_operators_change_reads_the_new_state(console, ali
         assert {seen for _, seen in told} == {session.updated_at}
 
 
-def test_a_change_that_is_rolled_back_is_told_to_nobody(alice, olivia, told, monkeypatch):
+def test_a_change_that_is_rolled_back_is_not_published(alice, olivia, told, monkeypatch):
     run = a_run(alice)
     told.clear()
     with transaction.atomic():

@@ -1,5 +1,5 @@
-"""Five ways in which an assistant hangs: each is found and ended from the console alone, beginning at the
-dashboard, by links and buttons. Then the user is told, it is on record, and the next message works.
+"""Five ways in which a turn does not end. The operator finds and ends each from the dashboard, by links and
+buttons alone. Then the user sees why, an audit entry says who, and the next message works.
 """
 
 import threading
@@ -14,7 +14,7 @@ from runs import operations
 from runs.foundation.database import in_thread
 from runs.models import AuditEntry, Run, Session, ToolCall, Worker
 from runs.states import RunStatus
-from tests.admin.browser import Person
+from tests.admin.browser import Browser
 from tests.admin.conftest import logged_in
 from tests.admin.rows import a_run, a_worker, running_run
 from tests.chat.live import eventually
@@ -47,16 +47,16 @@ def model(serve, marks, release):
 
 def end_one(olivia, way, run, command, *, seen):
     """From the dashboard by one of its links to the run, give the command; the report."""
-    person = Person(olivia)
-    person.follow(way)
-    person.follow(str(run.id)[:8])
+    browser = Browser(olivia)
+    browser.follow(way)
+    browser.follow(str(run.id)[:8])
     for words in seen:
-        assert words in person.words, words
-    person.press(command)
-    assert "What will happen" in person.words
-    person.press(command, reason=WHY)
-    assert person.clicks == 4
-    return person.words
+        assert words in browser.words, words
+    browser.press(command)
+    assert "What will happen" in browser.words
+    browser.press(command, reason=WHY)
+    assert browser.clicks == 4
+    return browser.words
 
 
 async def is_now(run, status):
@@ -100,7 +100,7 @@ async def hung_turn(model, marks, release, alice):
         await marks.seen("hang ended", timeout=60)
 
 
-async def test_a_frozen_worker(transactional_db, alice, olivia, model):
+async def test_a_run_of_a_frozen_worker_is_force_cancelled(transactional_db, alice, olivia, model):
     """It is there and gives no sign of life: the run is ended without it."""
     silent = await in_thread(lambda: a_worker(heartbeat_at=timezone.now() - LONG_AGO))
     run = await in_thread(running_run, alice, silent)
@@ -113,7 +113,9 @@ async def test_a_frozen_worker(transactional_db, alice, olivia, model):
         await check_aftermath(alice, run, "force_cancel", told=told, model=model)
 
 
-async def test_a_hanging_tool(transactional_db, alice, olivia, model, marks, release, settings):
+async def test_a_run_with_a_tool_that_does_not_return_is_cancelled(
+    transactional_db, alice, olivia, model, marks, release, settings
+):
     """Its worker lives: a cancel gives the tool up, and says that nobody knows what it did."""
     settings.RUNS_CANCEL_GRACE = 0.1
     async with servers_of_a_test(), hung_turn(model, marks, release, alice) as run:
@@ -124,10 +126,12 @@ async def test_a_hanging_tool(transactional_db, alice, olivia, model, marks, rel
         await eventually(lambda: is_now(run, RunStatus.CANCELLED))
         told = [f"Stopped by an operator: {WHY}", 'data-effect="unknown"']
         await check_aftermath(alice, run, "cancel", told=told, model=model)
-        assert "Unknown effects ! 1" in (await sync_to_async(Person)(olivia)).words
+        assert "Unknown effects ! 1" in (await sync_to_async(Browser)(olivia)).words
 
 
-async def test_a_dead_worker_with_an_accepted_cancel(transactional_db, alice, olivia, model):
+async def test_a_run_of_a_dead_worker_ends_as_its_accepted_cancel_asked(
+    transactional_db, alice, olivia, model
+):
     """Whoever has asked for the cancel gets it, and nothing else can come of the run."""
     worker = await in_thread(a_worker)
     run = await in_thread(running_run, alice, worker)
@@ -142,7 +146,9 @@ async def test_a_dead_worker_with_an_accepted_cancel(transactional_db, alice, ol
         await check_aftermath(alice, run, "reconcile", told=['data-mark="stopped">Stopped<'], model=model)
 
 
-async def test_an_orphan_after_a_crash(transactional_db, alice, olivia, model, marks, release):
+async def test_a_run_interrupted_by_a_crash_is_dismissed(
+    transactional_db, alice, olivia, model, marks, release
+):
     """The server died in the middle of a tool; the next one cannot know what it did, and asks."""
     async with servers_of_a_test() as servers, hung_turn(model, marks, release, alice) as run:
         await servers.restart()
@@ -159,7 +165,7 @@ async def test_an_orphan_after_a_crash(transactional_db, alice, olivia, model, m
         await check_aftermath(alice, run, "dismiss", told=told, model=model)
 
 
-async def test_a_queue_that_nobody_takes(transactional_db, alice, olivia, model):
+async def test_a_queue_without_a_worker_is_cancelled_at_once(transactional_db, alice, olivia, model):
     """There is no worker: the dashboard says so, and what waits is taken out of the line in one go."""
     first = await in_thread(a_run, alice)
     run = await Run.objects.aget(id=first)
@@ -167,18 +173,18 @@ async def test_a_queue_that_nobody_takes(transactional_db, alice, olivia, model)
     await Session.objects.aupdate(updated_at=timezone.now() - LONG_AGO)
 
     def end_all():
-        person = Person(olivia)
-        assert "Turns nobody takes ! 2" in person.words
-        assert "There is none that could: start one" in person.words
-        person.follow("Turns nobody takes")
-        person.follow(first[:8])
-        assert "No worker has taken it, and none is there that takes turns." in person.words
-        person.press("Reconcile")
-        assert "Nothing changes: no worker is there" in person.words
-        person.open("/admin/runs/run/?attention=untaken")
-        person.give_to_all("cancel")
-        person.press("Cancel", reason=WHY)
-        return person.words
+        browser = Browser(olivia)
+        assert "Turns nobody takes ! 2" in browser.words
+        assert "There is none that could: start one" in browser.words
+        browser.follow("Turns nobody takes")
+        browser.follow(first[:8])
+        assert "No worker has taken it, and none is there that takes turns." in browser.words
+        browser.press("Reconcile")
+        assert "Nothing changes: no worker is there" in browser.words
+        browser.open("/admin/runs/run/?attention=untaken")
+        browser.give_to_all("cancel")
+        browser.press("Cancel", reason=WHY)
+        return browser.words
 
     assert "2 of 2 runs were changed." in await sync_to_async(end_all)()
     assert await AuditEntry.objects.filter(target=second, reason=WHY).aexists()

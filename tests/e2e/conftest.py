@@ -39,9 +39,6 @@ expect.set_options(timeout=15_000)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Playwright's synchronous interface keeps a loop running in this thread, in which no other test could run
-    # one of its own: so what drives a browser comes last.
-    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
     if CHROMIUM is not None or os.environ.get("NOTHING_SKIPPED"):
         return
     left_out = [item for item in items if item.get_closest_marker("browser")]

@@ -60,6 +60,8 @@ def import_all():
         "psycopg_pool",
         "project.asgi",
         "project.urls",
+        "runs.reading.history",
+        "runs.recovery.safety",
         "runs.worker.supervisor",
         "tests.processes.turns",
     ):

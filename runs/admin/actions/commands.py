@@ -1,4 +1,4 @@
-"""What an operator can do about runs, and what each of it will do to a run as it is now."""
+"""The commands that an operator can give to runs, and what each will do to a run as it is now."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run, and what has to be known of it to tell what a command will do."""
+    """A run, and the facts that decide what a command will do to it."""
 
     run: Run
     worker_is_dead: bool
     cancel_is_overdue: bool
-    uncertain_tools: list[str]  # names of those that may have done their work
-    ahead: Run | None  # what its session's queue waits behind
-    has_taker: bool  # some worker takes turns
+    uncertain_tools: list[str]  # names of tools whose effect is unknown
+    ahead: Run | None  # the run that its session's queue waits behind
+    has_taker: bool  # whether a worker takes turns
 
     @property
     def is_undecided(self) -> bool:
@@ -54,7 +54,7 @@ class Command:
 
 
 def look(runs: Iterable[Run]) -> list[Seen]:
-    """What there is to know of these runs, which were read with session and worker."""
+    """The facts of these runs, which were read with session and worker."""
     runs = list(runs)
     ids = [run.id for run in runs]
     overdue = set(predicates.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
@@ -87,10 +87,10 @@ def perform(
     for run in runs:
         try:
             done = command.perform(actor, run.id, reason)
-            changed, told = done.changed, " ".join(done.told)
+            changed, text = done.changed, " ".join(done.told)
         except EngineError as error:
-            changed, told = False, error.message
-        report.append({"run": str(run.id), "changed": changed, "told": told})
+            changed, text = False, error.message
+        report.append({"run": str(run.id), "changed": changed, "told": text})
     return report
 
 
@@ -109,8 +109,8 @@ def _without_execution(seen: Seen) -> str | None:
 
 
 def _foresee_cancel(seen: Seen) -> str:
-    if told := _ended(seen) or _without_execution(seen):
-        return told
+    if text := _ended(seen) or _without_execution(seen):
+        return text
     if seen.worker_is_dead:
         return "Its worker is gone, so it ends cancelled at once."
     if seen.run.cancel_requested_at is not None:
@@ -120,8 +120,8 @@ def _foresee_cancel(seen: Seen) -> str:
 
 
 def _foresee_force_cancel(seen: Seen) -> str:
-    if told := _ended(seen) or _without_execution(seen):
-        return told
+    if text := _ended(seen) or _without_execution(seen):
+        return text
     return (
         "It ends cancelled now, whatever its worker does. Tool calls in progress are marked as of unknown "
         "effect, and nothing that still works for it is kept."
@@ -131,8 +131,8 @@ def _foresee_force_cancel(seen: Seen) -> str:
 def _foresee_reconcile(seen: Seen) -> str:
     if seen.is_undecided:
         return "It is dismissed: nobody goes on from it, and its session is free again."
-    if told := _ended(seen):
-        return told
+    if text := _ended(seen):
+        return text
     if seen.run.status == RunStatus.RUNNING:
         if seen.worker_is_dead:
             end = "interrupted" if seen.run.cancel_requested_at is None else "cancelled"
@@ -142,9 +142,10 @@ def _foresee_reconcile(seen: Seen) -> str:
         return "Nothing changes: its worker is alive. Force-cancel would end it."
     if seen.run.status == RunStatus.WAITING and seen.run.answers is None:
         return "Nothing changes: it waits for its user's answer."
-    if (ahead := seen.ahead) is not None:
-        what = "about which nobody has decided" if ahead.is_undecided else f"which is {ahead.status}"
-        return f"Nothing changes: it waits behind the run {short(ahead.id)}, {what}."
+    if seen.ahead is not None:
+        undecided = seen.ahead.is_undecided
+        what = "about which nobody has decided" if undecided else f"which is {seen.ahead.status}"
+        return f"Nothing changes: it waits behind the run {short(seen.ahead.id)}, {what}."
     if not seen.has_taker:
         return "Nothing changes: no worker is there that takes turns. It goes on when one has started."
     return "Its session is offered to a worker again."
@@ -153,11 +154,11 @@ def _foresee_reconcile(seen: Seen) -> str:
 def _foresee_resume(seen: Seen) -> str:
     if not seen.is_undecided:
         return "Nothing changes: only an interrupted run about which nobody has decided can be resumed."
-    told = "A new run goes on from its last saved step."
+    text = "A new run goes on from its last saved step."
     if seen.uncertain_tools:
         names = ", ".join(sorted(set(seen.uncertain_tools)))
-        told += f" These tools may have done their work already and may do it again: {names}."
-    return told
+        text += f" These tools may have done their work already and may do it again: {names}."
+    return text
 
 
 def _foresee_dismiss(seen: Seen) -> str:

@@ -1,4 +1,4 @@
-"""Giving a command to selected runs: a page that says what will happen, a reason, and a report."""
+"""Commands to selected runs: the page that asks for a reason and says what will happen, and the report."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +16,14 @@ from runs.foundation.limits import REASON_LIMIT
 from runs.models import Run
 from runs.operators import may_read
 
-# Where the report of the last command lies between the command and the page that shows it.
+# The key of the session under which the report of the last command is kept for its page.
 REPORT = "runs_report"
 
 Act = Callable[[ConsoleAdmin, HttpRequest, QuerySet[Run]], HttpResponse | None]
 
 
 class ReasonForm(forms.Form):
-    """Why it has to be done. The audit entry keeps it; what it ends or decides about, its user is told."""
+    """The reason for a command. The audit entry keeps it, and the users of the runs that it ends see it."""
 
     reason = forms.CharField(
         max_length=REASON_LIMIT,
@@ -62,8 +62,8 @@ def _confirm_or_perform(
 ) -> HttpResponse | None:
     runs = _selected(request, queryset)
     if len(runs) > LIMIT:
-        told = f"A command is given to at most {LIMIT} runs at once. Narrow the list with its filters."
-        model_admin.message_user(request, told, messages.ERROR)
+        refusal = f"A command is given to at most {LIMIT} runs at once. Narrow the list with its filters."
+        model_admin.message_user(request, refusal, messages.ERROR)
         return None
     if not runs:
         model_admin.message_user(request, "These runs are gone.", messages.WARNING)
@@ -71,7 +71,7 @@ def _confirm_or_perform(
     form = ReasonForm(request.POST if "confirmed" in request.POST else None)
     if form.is_bound and form.is_valid():
         report = perform(command, actor_of(request), runs, form.cleaned_data["reason"])
-        return _tell(model_admin, request, command, report)
+        return _show_report(model_admin, request, command, report)
     return model_admin.render(
         request,
         "admin/actions/confirm.html",
@@ -87,13 +87,13 @@ def _confirm_or_perform(
 
 
 def _selected(request: HttpRequest, queryset: QuerySet[Run]) -> list[Run]:
-    """What was ticked, also when it does not fit the list's filters any more: its report says so."""
+    """The ticked runs. The list's filters do not count: a run may have changed since."""
     if request.POST.get("select_across") != "1":
         queryset = Run.objects.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
     return list(queryset.select_related("session__owner", "worker").order_by("created_at", "id")[: LIMIT + 1])
 
 
-def _tell(
+def _show_report(
     model_admin: ConsoleAdmin, request: HttpRequest, command: Command, report: list[dict[str, Any]]
 ) -> HttpResponse:
     if len(report) == 1:
@@ -106,7 +106,7 @@ def _tell(
 
 
 def report_of(request: HttpRequest) -> dict[str, Any] | None:
-    """``{"command", "total", "changed", "unchanged"}`` of the last command that was given to several runs."""
+    """The last command to several runs: ``{"command", "total", "changed", "unchanged"}``."""
     kept = request.session.get(REPORT)
     if kept is None:
         return None

@@ -1,7 +1,7 @@
-"""Deleting sessions and accounts from the console: what goes with them is said before, and why after.
+"""Deletion of sessions and accounts from the console: a page says what goes with them, and asks for a reason.
 
-Never through the ORM's cascade, which would leave executions and checkpoints behind; and never in one
-transaction with everything else, so that an account of any size can be deleted.
+It does not use the ORM's cascade, which would leave executions and checkpoints behind. It is not one
+transaction, so an account of any size can be deleted.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from runs.admin.actions.confirmation import ReasonForm
 from runs.admin.base import actor_of
 from runs.errors import EngineError
 
-# Sessions or accounts that are deleted at once.
+# The most sessions or accounts that one action deletes.
 LIMIT = 200
 
 
 class DeletesThroughEngine(admin.ModelAdmin):
-    """Whose objects are deleted by an operation of the engine's, by page and by action alike."""
+    """An admin whose page and action for deleting call an operation of the engine."""
 
     async def delete_one(self, actor: AbstractBaseUser, key: Any, reason: str) -> None:
-        """Delete one of them by its key. Raises EngineError."""
+        """Delete the object with this key. Raises EngineError."""
         raise NotImplementedError
 
     def what_goes(self, chosen: Sequence[Any]) -> list[tuple[Any, str, str]]:
-        """Of each of what was chosen: itself, its name, and what goes with it, in words."""
+        """For each chosen object: itself, its name, and a sentence about what goes with it."""
         raise NotImplementedError
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -60,8 +60,10 @@ class DeletesThroughEngine(admin.ModelAdmin):
             raise PermissionDenied
         chosen = list(queryset[: LIMIT + 1])
         if len(chosen) > LIMIT:
-            told = f"At most {LIMIT} are deleted at once. Select fewer, or narrow the list with its filters."
-            self.message_user(request, told, messages.ERROR)
+            refusal = (
+                f"At most {LIMIT} are deleted at once. Select fewer, or narrow the list with its filters."
+            )
+            self.message_user(request, refusal, messages.ERROR)
             return None
         return self._confirm_or_delete(request, chosen) if chosen else None
 
@@ -85,7 +87,7 @@ class DeletesThroughEngine(admin.ModelAdmin):
         return TemplateResponse(request, "admin/actions/delete.html", context)
 
     def _back(self, request: HttpRequest) -> str:
-        """The list, for those who may see it."""
+        """The list for those who may see it, else the front page."""
         may_list = self.has_view_or_change_permission(request)
         return reverse(
             f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist" if may_list else "admin:index"

@@ -1,7 +1,7 @@
-"""The figures of a day and of a cancel, read from what is stored and nowhere counted beside it.
+"""The numbers of the dashboard, read from the stored runs, cancellations and daily totals.
 
-Days are those of the configured time zone: of 23, 24 or 25 hours. What deleted sessions add to a day comes
-from ``DailyTotal``, in the same statement, so that a deletion in between neither doubles nor loses a run.
+Days are those of the configured time zone, and have 23, 24 or 25 hours. The runs of deleted sessions come
+from ``DailyTotal`` in the same statement, so a deletion in between neither doubles nor loses a run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,9 +19,9 @@ from django.utils import timezone
 from runs.models import Cancellation, DailyTotal, Run
 from runs.states import RunStatus
 
-# Seconds for which the figures of a day that is over are not read again. They hardly change any more.
+# The numbers of a past day are cached for so many seconds. They hardly change any more.
 CLOSED_DAY_LASTS = 60
-# Cancels of which the distribution is made, the latest ones: no more are read, however many there are.
+# The distribution is that of so many cancels, the latest ones. No more are read.
 LATEST_CANCELS = 2_000
 
 _NUMBERS = ("runs", "input_tokens", "output_tokens")
@@ -31,7 +31,7 @@ Rows: TypeAlias = list[tuple[str, str, int, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class DayTotal:
-    """What the runs of one agent that ended on one day, with one status, come to."""
+    """The sums of the runs of one agent that ended on one day with one status."""
 
     day: date
     agent: str
@@ -46,7 +46,7 @@ class DayTotal:
 
 
 def latest_days(number: int) -> list[date]:
-    """The latest so many days, today the last."""
+    """The last days up to today."""
     today = timezone.localdate()
     return [today - timedelta(days=ago) for ago in reversed(range(number))]
 
@@ -105,10 +105,10 @@ def _parts(days: Iterable[date]) -> Iterable[QuerySet[Any, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class CancelLatency:
-    """How long cancels took from their acceptance to their settling."""
+    """The times that cancels took from their acceptance until they settled."""
 
-    bounds: tuple[float, ...]  # seconds, upwards; cancels that took no longer
-    counts: tuple[int, ...]  # one for each bound, and those that took longer than all of them
+    bounds: tuple[float, ...]  # seconds, ascending
+    counts: tuple[int, ...]  # of cancels up to each bound, and of those above the last
     median: float | None  # seconds; None without any cancel
     most: float | None  # seconds within which 95 of 100 settled
     longest: float | None  # seconds
@@ -119,7 +119,7 @@ class CancelLatency:
 
 
 def cancel_latency(since: datetime, bounds: tuple[float, ...]) -> CancelLatency:
-    """Of the cancels accepted since then that have settled; of the latest ones if there are very many."""
+    """The latency of settled cancels that were accepted since then; of the latest ones if there are many."""
     settled = Cancellation.objects.filter(accepted_at__gte=since, settled_at__isnull=False)
     latest = settled.order_by("-accepted_at", "-id").values_list("accepted_at", "settled_at")
     took = sorted((end - begin).total_seconds() for begin, end in latest[:LATEST_CANCELS] if end)

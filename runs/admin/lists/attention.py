@@ -1,10 +1,9 @@
-"""Which runs need somebody's attention, as conditions of a query and as words beside a run."""
+"""Which runs need attention: as conditions of a query, and as signs beside a run."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
-from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
@@ -17,33 +16,33 @@ CALLS = 10_000
 
 
 def stuck() -> Q:
-    """Running without an event for too long, or without a worker that gives signs of life."""
+    """Running without an event for too long, or without a beating worker."""
     return Q(id__in=predicates.stuck_runs().values("id"))
 
 
 def overdue() -> Q:
-    """Running on although a cancel was accepted longer ago than a worker has time to answer."""
+    """Running although its cancel should have ended it."""
     return Q(id__in=predicates.runs_with_overdue_cancel().values("id"))
 
 
 def untaken() -> Q:
-    """In line, or answered, and no worker takes it."""
+    """Queued or answered, and not taken by any worker."""
     return Q(id__in=predicates.unclaimed_runs().values("id"))
 
 
 def undecided() -> Q:
-    """Interrupted in the last day, and nobody has decided about it."""
+    """Interrupted in the last day and not decided."""
     return Q(id__in=predicates.undecided_runs().values("id"))
 
 
 def unattended() -> Q:
-    """Running without a worker that gives signs of life."""
+    """Running without a beating worker."""
     lost = Q(worker=None) | ~Q(worker__in=liveness.beating())
     return Q(id__in=Run.objects.filter(lost, status=RunStatus.RUNNING).values("id"))
 
 
-def hanging() -> Q:
-    """Stuck, overdue or taken by nobody."""
+def needed() -> Q:
+    """Stuck, with an overdue cancel, or not taken by any worker."""
     running = predicates.stuck_runs() | predicates.runs_with_overdue_cancel()
     running = running.filter(status=RunStatus.RUNNING)
     return Q(id__in=running.values("id").union(predicates.unclaimed_runs().values("id")))
@@ -61,52 +60,40 @@ def latest_of_unknown_effect() -> QuerySet[ToolCall]:
 
 
 def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
-    """The same of runs that were read with their workers, in words."""
-    in_line = [run.id for run in runs if run.status in (RunStatus.QUEUED, RunStatus.WAITING)]
-    untaken_ids: set[UUID] = set()
-    if in_line:
-        untaken_ids.update(predicates.unclaimed_runs().filter(id__in=in_line).values_list("id", flat=True))
-    states = {run.worker: state_of(run.worker) for run in runs if run.worker and _is_running(run)}
-    found = {}
+    """The signs of each run, in words. The runs were read with their workers."""
+    running = [run for run in runs if run.status == RunStatus.RUNNING]
+    queued = [run for run in runs if run.status in (RunStatus.QUEUED, RunStatus.WAITING)]
+    unclaimed_ids = _ids_among(predicates.unclaimed_runs(), queued)
+    overdue_ids = _ids_among(
+        predicates.runs_with_overdue_cancel(), [run for run in running if run.cancel_requested_at]
+    )
+    states = {run.worker: state_of(run.worker) for run in running if run.worker}
+    found: dict[UUID, list[str]] = {run.id: [] for run in runs}
+    for run in running:
+        if now - run.last_event_at > predicates.silence():
+            found[run.id].append("stuck")
+        if run.cancel_requested_at:
+            found[run.id].append("cancel overdue" if run.id in overdue_ids else "cancel pending")
+        if run.worker is None or states[run.worker] in ("gone", "silent"):
+            found[run.id].append("worker lost")
     for run in runs:
-        if _is_running(run):
-            found[run.id] = _of_running(run, states[run.worker] if run.worker else "gone", now)
-        elif run.id in untaken_ids:
-            found[run.id] = ["not taken"]
+        if run.id in unclaimed_ids:
+            found[run.id].append("not taken")
         elif run.is_undecided:
-            found[run.id] = ["undecided"]
-        else:
-            found[run.id] = []
+            found[run.id].append("undecided")
     return found
 
 
-def _is_running(run: Run) -> bool:
-    return run.status == RunStatus.RUNNING
-
-
-def _of_running(run: Run, worker_state: str, now: datetime) -> list[str]:
-    found = []
-    if now - run.last_event_at > predicates.silence():
-        found.append("stuck")
-    asked = run.cancel_requested_at
-    if asked and now - asked > predicates.cancel_limit():
-        found.append("cancel overdue")
-    elif asked:
-        found.append("cancel pending")
-    if worker_state in ("gone", "silent"):
-        found.append("worker lost")
-    return found
-
-
-def _is_silent(heartbeat_at: datetime, now: datetime) -> bool:
-    """Whether a worker has missed so many heartbeats that it is taken for dead."""
-    return now - heartbeat_at > timedelta(seconds=settings.RUNS_HEARTBEAT * liveness.MISSED_BEATS)
+def _ids_among(condition: QuerySet[Run], runs: Sequence[Run]) -> set[UUID]:
+    """The ids of those of these runs that meet the condition."""
+    ids = [run.id for run in runs]
+    return set(condition.filter(id__in=ids).values_list("id", flat=True)) if ids else set()
 
 
 def state_of(worker: Worker) -> str:
-    """A worker in a word: beating, leaving, silent, or gone when its process is not there any more."""
+    """The state of a worker: beating, leaving, silent, or gone when its process does not exist any more."""
     if liveness.is_gone(worker):
         return "gone"
-    if _is_silent(worker.heartbeat_at, timezone.now()):
+    if timezone.now() - worker.heartbeat_at > liveness.patience():
         return "silent"
     return "leaving" if worker.leaving else "beating"

@@ -1,4 +1,4 @@
-"""Cancellations: who asked for them, why, how long they took and how they settled."""
+"""Cancellations: who asked for them and why, how long they took, and their outcome."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
 from runs.admin.formatting import NOTHING, ago, badge, between, clock, link, short
-from runs.admin.lists import filters
+from runs.admin.lists import filter_kinds, filters, search
 from runs.models import Cancellation
 
 
@@ -22,8 +22,8 @@ class CancellationAdmin(ConsoleAdmin):
         "identifier", "run_link", "status", "source", "who", "reason", "accepted", "latency", "given_up",
     )  # fmt: skip
     list_filter = (
-        filters.since("accepted_at"),
-        filters.until("accepted_at"),
+        filter_kinds.since("accepted_at"),
+        filter_kinds.until("accepted_at"),
         filters.Outcome,
         filters.Source,
         filters.Escalated,
@@ -48,7 +48,7 @@ class CancellationAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("run", "session", "id", text=term):
+        if by_id := search.beginning("run", "session", "id", text=term):
             return queryset.filter(by_id), False
         return queryset.filter(requested_by__username=term), False
 

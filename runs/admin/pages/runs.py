@@ -1,4 +1,4 @@
-"""Runs: the list that shows what hangs first, a run's page, and what can be done about it."""
+"""Runs: the list, with those that need attention first, the page of a run, and the commands."""
 
 from typing import Any
 from uuid import UUID
@@ -19,18 +19,18 @@ from runs import operators
 from runs.admin.actions.confirmation import actions_for, report_of
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
 from runs.admin.formatting import NOTHING, ago, badge, link, number, session_name, short, tokens
-from runs.admin.lists import attention, filters, search
-from runs.admin.lists.paging import BoundedPaginator, HangingFirstPaginator
+from runs.admin.lists import attention, filter_kinds, filters, search
+from runs.admin.lists.paging import AttentionFirstPaginator, BoundedPaginator
 from runs.admin.pages import run_page
 from runs.models import Run
 
-# What the list does not show, and what may be long.
+# Fields that may be long, and that the list does not show.
 _LEFT_OUT = ("input", "questions", "answers", "error_message", "stream_modes", "request_digest")
 
 
 @admin.register(Run)
 class RunAdmin(ConsoleAdmin):
-    """Runs of everybody's."""
+    """The runs of all users."""
 
     list_display = (
         "identifier", "state", "age", "last_event", "spent", "owner", "session_link", "worker_link", "agent",
@@ -42,7 +42,7 @@ class RunAdmin(ConsoleAdmin):
         filters.OfSession,
         filters.OfWorker,
         filters.Age,
-        filters.until("created_at"),
+        filter_kinds.until("created_at"),
         filters.LastEvent,
         filters.Agent,
         filters.Decision,
@@ -73,7 +73,7 @@ class RunAdmin(ConsoleAdmin):
         self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, **options: Any
     ) -> Paginator:
         is_in_order = queryset.model is Run and "o" not in request.GET
-        paginator = HangingFirstPaginator if is_in_order else BoundedPaginator
+        paginator = AttentionFirstPaginator if is_in_order else BoundedPaginator
         return paginator(queryset, per_page)
 
     def get_search_results(
@@ -82,7 +82,7 @@ class RunAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("id", "session", text=term):
+        if by_id := search.beginning("id", "session", text=term):
             return queryset.filter(by_id), False
         sessions = search.sessions_found(request, actor_of(request), term)
         return queryset.filter(session__in=sessions), False
@@ -149,17 +149,17 @@ class RunAdmin(ConsoleAdmin):
         }
 
     def live_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
-        """What changes while the run lives, for the script that puts it in the page."""
+        """The part of the page that changes while the run is active. Its script asks for it."""
         run = self._viewed(request, run_id)
         return render(request, "admin/pages/run_live.html", run_page.live(request, run))
 
     def checkpoint_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
-        """The checkpoint again, for the same script."""
+        """The checkpoint, for the same script."""
         run = self._viewed(request, run_id)
         return render(request, "admin/pages/run_checkpoint.html", run_page.checkpoint(request, run))
 
     def report_view(self, request: HttpRequest) -> HttpResponse:
-        """What became of the last command that was given to several runs."""
+        """The report of the last command to several runs."""
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         report = report_of(request)

@@ -1,4 +1,4 @@
-"""Sessions: whose they are, what they cost, and what was said in them, for those who may read it."""
+"""Sessions: their owner, their statistics, and their history for those who may read it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,14 +19,15 @@ from runs.admin.formatting import (
     badge,
     clock,
     count,
+    cut,
     number,
+    pretty,
     session_name,
     short,
     span,
     tokens,
 )
-from runs.admin.lists import filters, search
-from runs.admin.pages.run_page import cut, pretty
+from runs.admin.lists import filter_kinds, filters, search
 from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
@@ -38,7 +39,7 @@ _MESSAGES = 50
 
 @admin.register(Session)
 class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
-    """Sessions of everybody's."""
+    """The sessions of all users."""
 
     list_display = (
         "identifier",
@@ -53,8 +54,8 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
     list_filter = (
         filters.SessionState,
         filters.SessionOwner,
-        filters.since("updated_at"),
-        filters.until("updated_at"),
+        filter_kinds.since("updated_at"),
+        filter_kinds.until("updated_at"),
         filters.Agent,
     )
     list_select_related = ("owner",)
@@ -79,7 +80,7 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("id", text=term):
+        if by_id := search.beginning("id", text=term):
             return queryset.filter(by_id), False
         return queryset.filter(id__in=search.sessions_found(request, actor_of(request), term)), False
 
@@ -155,15 +156,15 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
             .annotate(runs=Count("id"), active=Count("id", filter=Q(status__in=ACTIVE)))
         )
         counted = {row["session"]: row for row in rows}
-        told = []
+        rows_of_page = []
         for session in chosen:
             row = counted.get(session.id, {"runs": 0, "active": 0})
             runs, active = count(row["runs"], "run"), count(row["active"], "active run")
             words = f"of {session.owner.get_username()}, {runs} with logs and checkpoints."
             if row["active"]:
                 words += f" Cancelled first: {active}."
-            told.append((session, str(session.id), words))
-        return told
+            rows_of_page.append((session, str(session.id), words))
+        return rows_of_page
 
 
 def _line(run: Run) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def _numbers(numbers: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _history(request: HttpRequest, session: Session) -> dict[str, Any]:
-    """The end of the history, or what comes before ``?before=<message>``."""
+    """The end of the history, or the part before ``?before=<message>``."""
     before = request.GET.get("before") or None
     try:
         read = async_to_sync(operators.history)(

@@ -1,4 +1,4 @@
-"""Workers: the processes that execute runs, and how they are."""
+"""Workers: the processes that execute runs, and their state."""
 
 from datetime import datetime
 from typing import Any

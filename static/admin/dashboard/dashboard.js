@@ -1,5 +1,5 @@
-// Keeps the dashboard up to date: asks for its markup and changes what has changed, in place. So focus, open
-// tables and scrolled ones stay as they are. Nothing is asked for while the page is hidden or paused.
+// Updates the dashboard: asks for its markup and changes the differing nodes in place, so focus, open tables and
+// scroll positions stay. It does not ask while the page is hidden or paused.
 
 const EVERY = 5_000;
 const AFTER_FAILURE = 30_000;
@@ -65,7 +65,7 @@ function start() {
 
 /**
  * Make `shown` like `fresh`, node by node; the markup has the same parts in the same order each time.
- * Whether a <details> is open is the reader's affair.
+ * An open <details> stays open.
  */
 function morph(shown, fresh) {
   if (shown.isEqualNode(fresh)) return;

@@ -1,5 +1,5 @@
-// A run's page follows the run: the server renders what changes, this puts it in place.
-// What somebody has opened, focused or is about to copy stays as it is.
+// Updates the page of a run: the server renders the part that changes, and this replaces it.
+// Open details, the focus and a selection stay.
 
 const EVERY = 2000; // milliseconds
 
@@ -27,18 +27,18 @@ async function follow() {
     return schedule();
   }
   if (isLive()) return schedule();
-  // It has ended, and so its checkpoint is in its final form.
+  // The run has ended, so its checkpoint does not change any more.
   const html = await fetchPart(checkpoint.dataset.url).catch(() => null);
   if (html !== null) replace(checkpoint, html);
 }
 
-/** Somebody presses a button, or has marked words. */
+/** Whether a button is pressed, or text is selected. */
 function isBusy() {
   const selection = document.getSelection();
   return region.matches(":active") || (!selection.isCollapsed && region.contains(selection.anchorNode));
 }
 
-/** The HTML at `url`; null when it is no longer ours to see. */
+/** The HTML at `url`; null when the reader may not see it any more. */
 async function fetchPart(url) {
   const response = await fetch(url);
   if (response.redirected || response.status === 403 || response.status === 404) return null;

@@ -32,8 +32,8 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from runs.errors import Fenced
-from runs.memory.checkpoints import Checkpoints, create_tables
-from runs.memory.checkpoints.postgres import PostgresStorage
+from runs.memory.checkpoints import Checkpoints
+from runs.memory.checkpoints.postgres import PostgresStorage, create_tables
 from runs.memory.checkpoints.sqlite import SqliteStorage
 from runs.memory.checkpoints.storage import Storage
 from runs.models import Run, Session, Worker

@@ -4,7 +4,7 @@ A notice of the channel layer may be lost or late. So an event from it is passed
 one; otherwise events are read from the log, in the order (position of the run, seq).
 
 A client gets all events behind its cursor or none: if compaction has removed some of them, CursorGone is
-raised. The history has what they said.
+raised. The history has their text.
 """
 
 import asyncio

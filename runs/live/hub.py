@@ -186,9 +186,9 @@ class Hub:
                 await self.poll_step()
                 if polls % REFRESH_POLLS == 0:
                     await self._bus.refresh()
-            except DATABASE_UNAVAILABLE as error:  # the next poll tells
+            except DATABASE_UNAVAILABLE as error:  # the next poll makes up for it
                 logger.warning("The followed sessions could not be polled: %s", error)
-            except Exception:  # without polls nobody who follows would receive of what was lost on the way
+            except Exception:  # without polls, followers would not get what was lost
                 logger.exception("The followed sessions could not be polled.")
 
     async def poll_step(self) -> None:

@@ -49,7 +49,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
-        assert writer._commit(parts, False) == [writer.Written.COMMITTED] * 12
+        assert writer._commit(parts, False) == [writer.Outcome.COMMITTED] * 12
     for n, log in enumerate(logs):
         run = Run.objects.get(id=log.run_id)
         assert run.last_seq == before[run.id] + 1 + n % 3
@@ -74,7 +74,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
 async def test_a_call_that_says_nothing_is_counted_soon(engine, alice, serve, tmp_path):
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
         run_id = await stage.start()
-        await until(Run.objects.filter(id=run_id, llm_calls=1).exists)
+        await until(Run.objects.filter(id=run_id, llm_calls=1).exists, what="the count of the call")
         await stage.cancelled(run_id)
 
 

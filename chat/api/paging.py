@@ -9,6 +9,7 @@ from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
 
+from chat.api.inputs import PAGE_LIMIT
 from runs.wire.contract import Keywords
 
 Link: TypeAlias = Annotated[str, Keywords(format="uri")]
@@ -27,7 +28,7 @@ class Pages(CursorPagination):
 
     page_size = 50
     page_size_query_param = "limit"
-    max_page_size = 200
+    max_page_size = PAGE_LIMIT
 
     def decode_cursor(self, request: Request) -> Any:
         """The cursor with its time as rows have it, in UTC. Raises OverflowError when no such time exists."""

@@ -38,6 +38,7 @@ from runs.errors import (
     Unavailable,
 )
 from runs.foundation.database import in_thread
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.operations import Started
 from runs.states import OnDisconnect
 from runs.wire import contract
@@ -161,7 +162,7 @@ class Runs(AsyncView):
                 "Idempotency-Key",
                 "The same key with the same body gives the same run, in this session and for as long as "
                 "the run is kept; with another body it is refused.",
-                {"type": "string", "minLength": 1, "maxLength": 255},
+                {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_LIMIT},
             )
         ],
         raises=(RunActive, IdempotencyConflict, TooLarge, *STARTING, TooMany),
@@ -211,7 +212,7 @@ class Events(AsyncView):
             header(
                 "Last-Event-ID",
                 "Resumes behind this event; comes before `after`.",
-                {"type": "integer", "minimum": 0, "maximum": inputs.LAST_SEQ},
+                {"type": "integer", "minimum": 0, "maximum": inputs.MAX_SEQ},
             )
         ],
         raises=(CursorGone, TooMany, Unavailable),
@@ -414,7 +415,7 @@ def _idempotency_key(request: Request) -> str | None:
     if key is None:
         return None
     try:
-        return str(inputs.Key.read({"key": key})["key"])
+        return str(inputs.IdempotencyKey.read({"key": key})["key"])
     except ValidationError as error:
         raise ValidationError({"Idempotency-Key": error.detail["key"]}) from None  # type: ignore[call-overload]
 

@@ -69,7 +69,7 @@ class ChatCompletions(View):
         )
         key = request.headers.get("Idempotency-Key")
         if key is not None:
-            key = inputs.Key.read({"key": key})["key"]
+            key = inputs.IdempotencyKey.read({"key": key})["key"]
         start = partial(_start, actor_of(request), asked, session_id, key)
         connection, run = await run_connections.start(RunConnection, login_of(request), start)
         completion = Completion(connection, run, asked.model)

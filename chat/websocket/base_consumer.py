@@ -156,7 +156,7 @@ class Consumer:
                 raise Throttled("You are sending frames too fast; this one was not read.")
             frame = as_object(text)
             if isinstance(frame.get("request_id"), str):
-                request_id = frame["request_id"][:100]
+                request_id = frame["request_id"][: inputs.REQUEST_ID_LIMIT]
             inputs.Frame.read(frame)
             if frame["type"] == "ping":
                 await self.tell({"type": "pong"})

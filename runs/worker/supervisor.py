@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db.models.functions import Now
 
+from runs import __version__
 from runs.foundation import log_context
 from runs.foundation.database import in_thread
 from runs.foundation.host import this_host
@@ -29,8 +30,6 @@ from runs.worker.engine import Engine
 from runs.worker.execution import Execution, StopReason
 
 logger = logging.getLogger(__name__)
-
-VERSION = "1.0.0"
 
 # Of the time to leave, this part is for turns that may still end by themselves.
 _DRAIN_SHARE = 0.5
@@ -254,7 +253,7 @@ class Supervisor(Engine):
                 "boot": boot,
                 "pid": pid,
                 "pid_started": liveness.process_started(pid),
-                "version": VERSION,
+                "version": __version__,
                 "heartbeat_at": Now(),
             },
         )

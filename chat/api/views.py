@@ -1,4 +1,4 @@
-"""The REST API. Each handler reads its input, calls one operation and encodes what it returns."""
+"""The views of the REST API. Each handler reads its input, calls one operation and returns its result."""
 
 from functools import partial
 from http import HTTPStatus
@@ -46,7 +46,7 @@ from runs.wire import contract
 
 @csrf_exempt
 async def nothing_here(request: HttpRequest) -> JsonResponse:
-    """Every address under /api/ that is none of ours, for everybody alike."""
+    """The 404 for unknown addresses under /api/, with or without a login."""
     return JsonResponse(
         errors.body("not_found", "There is no such address in this API."), status=HTTPStatus.NOT_FOUND
     )
@@ -229,7 +229,7 @@ class Events(AsyncView):
         return await streams.resumed(login_of(request), run_id, chosen.get("after", 0))
 
     async def head(self, request: Request, run_id: str) -> HttpResponseBase:
-        """What a GET would begin with; nothing is followed."""
+        """The status and headers of a GET. No event is read."""
         if accepts(request, JSON) and not accepts(request, EVENT_STREAM):
             return await self.get(request, run_id)
         after = _wanted_part(request).get("after", 0)
@@ -388,7 +388,7 @@ def docs(request: HttpRequest) -> HttpResponse:
 
 
 async def _cancel(operation: Any, request: Request, target: str) -> Response:
-    """Request the cancel, wait as long as the client asked for; 202 while it has not settled."""
+    """Request the cancel and wait as long as the client asks for; 202 if it has not settled then."""
     asked = inputs.Cancel.read(request.data)
     cancellation = await in_thread(operation, actor_of(request), target, reason=asked.get("reason", ""))
     wait = asked.get("wait", 0)
@@ -421,7 +421,7 @@ def _idempotency_key(request: Request) -> str | None:
 
 
 def _runs_page(request: Request, session_id: str) -> Response:
-    # In the thread as a whole: whether the session is the user's is looked up right here.
+    # runs_of reads the database at once, to find out whether the session is the user's.
     inputs.Page.read(request.query_params.dict())
     return _page(
         RunPages(), operations.runs_of(actor_of(request), session_id), operations.represent_runs, request

@@ -1,4 +1,4 @@
-"""The list of one's conversations: most recent first, searched, paged by a cursor."""
+"""The user's list of sessions on the page: most recent first, with search and a cursor."""
 
 import uuid
 from collections.abc import Mapping

@@ -11,6 +11,7 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from project import environment, secret_key
+from runs import __version__
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = environment.directory("DATA_DIR", BASE_DIR / "var")
@@ -241,7 +242,7 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "Turnkeeper",
     "DESCRIPTION": "Durable, cancellable turns of LangGraph agents.",
-    "VERSION": "1.0.0",
+    "VERSION": __version__,
     "OAS_VERSION": "3.1.0",
     "SCHEMA_PATH_PREFIX": "/api/",
     "COMPONENT_SPLIT_PATCH": False,

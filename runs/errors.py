@@ -15,7 +15,7 @@
     ├── QueueFull            429
     └── Unavailable          503
         └── DatabaseUnavailable 503
-    Fenced                   internal: a write of an execution that does not own its run any more
+    Fenced                   internal: a write by an execution that no longer owns its run
     HistoryIsFinal           internal: a change of what is only ever added to and read
 
 ``code`` is the word of the wire contract and ``status`` its HTTP status; the docstring is the
@@ -124,7 +124,7 @@ class DatabaseUnavailable(Unavailable):
 
 
 class Fenced(Exception):
-    """The execution does not own its run any more; nothing it writes is kept."""
+    """The execution no longer owns its run. Its writes are refused."""
 
 
 class HistoryIsFinal(Exception):

@@ -1,5 +1,4 @@
-"""What others may call. Every edge (page, socket, REST, SSE, OpenAI, admin, commands) uses these and
-nothing else of the engine; edges differ only in encoding.
+"""The operations of the engine. The pages and every protocol call these; they differ only in encoding.
 
 The plain functions run one short transaction each and may be called from any thread that may use the
 ORM; from async code call them through ``await in_thread(function, ...)`` of ``runs.foundation.database``. The
@@ -133,9 +132,9 @@ async def delete_session(actor: Actor, session_id: Id, *, reason: str = "") -> N
 
 
 class Started(dict[str, Any]):
-    """A Run, as whoever asked for it gets it."""
+    """The Run that a request started or, when the request was repeated, the one that exists."""
 
-    was_there = False  # an earlier request with the same key has started it
+    was_there = False  # an earlier request with the same key started it
 
 
 def start_turn(

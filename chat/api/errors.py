@@ -1,7 +1,7 @@
-"""One form for every error: ``{"error": {"code", "message"}}``, with the code's own HTTP status.
+"""One form for every error under /api/: ``{"error": {"code", "message"}}``.
 
-What the engine, REST framework and Django raise ends here. ``Errors`` is the middleware for answers that
-no view of ours has made (an unknown address, a refused host, a crash); it touches /api/ alone.
+``handle`` makes it from what a view raises: errors of the engine, of REST framework and of Django. ``Errors``
+is the middleware for answers that no view of ours made: an unknown address, a refused host, a crash.
 """
 
 import logging
@@ -74,7 +74,7 @@ def body(code: str, message: str) -> Error:
 
 
 def sentence(detail: Any, field: str = "") -> str:
-    """What REST framework has to say of an input, as one line that names the fields."""
+    """REST framework's messages on an input, as one line that names the fields."""
     if isinstance(detail, dict):
         return " ".join(
             sentence(value, f"{field}.{name}" if field else str(name)) for name, value in detail.items()
@@ -85,7 +85,7 @@ def sentence(detail: Any, field: str = "") -> str:
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
+    """The answer to an exception of a view; None for an unexpected one, which Django logs as a 500."""
     if isinstance(error, DATABASE_UNAVAILABLE):
         logger.warning("The database did not do what was asked of it: %s", error)
         error = DatabaseUnavailable()
@@ -124,7 +124,7 @@ def _retry_after(wait: float | None) -> dict[str, str]:
 
 
 class Errors:
-    """Middleware: what Django itself answers under /api/, in HTML or plain text, takes this form, too."""
+    """Middleware: gives Django's own errors under /api/ this form. They are HTML or plain text otherwise."""
 
     sync_capable = False
     async_capable = True

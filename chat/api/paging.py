@@ -9,6 +9,7 @@ from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
 from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
 
+from chat.api.inputs import PAGE_LIMIT
 from runs.wire.contract import Keywords
 
 Link: TypeAlias = Annotated[str, Keywords(format="uri")]
@@ -23,14 +24,14 @@ class Page(TypedDict):
 
 
 class Pages(CursorPagination):
-    """Cursor pages of 50, or of ``?limit=``; ``inputs.Page`` says what may be asked for."""
+    """Pages of 50 entries, or of ``?limit=``. ``inputs.Page`` checks the limit."""
 
     page_size = 50
     page_size_query_param = "limit"
-    max_page_size = 200
+    max_page_size = PAGE_LIMIT
 
     def decode_cursor(self, request: Request) -> Any:
-        """The cursor with its time as rows have it, in UTC. Raises OverflowError when no such time exists."""
+        """The cursor with its time in UTC, as in the rows. Raises OverflowError when UTC has no such time."""
         cursor: Any = super().decode_cursor(request)
         if cursor is None or cursor.position is None:
             return cursor

@@ -1,4 +1,4 @@
-"""Event streams (server-sent events): a run's log from a point on, live until its terminal event."""
+"""Event streams (server-sent events): the events of a run, live, up to its terminal event."""
 
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -22,12 +22,12 @@ from runs.operations import Id, Started
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE = ": keep-alive\n\n"
-# Milliseconds after which a client that was cut off should come back.
+# Milliseconds after which a client that lost its connection should reconnect.
 _RETRY = 1000
 
 
 async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
-    """The stream of what comes after ``after``; 204 when that is nothing, now and for ever.
+    """The stream of the events after ``after``; 204 when the run has ended and there are none.
 
     Raises NotFound and CursorGone.
     """
@@ -40,12 +40,15 @@ async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
 
 
 async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBase:
-    """Start a run and stream it from its first event. Raises CursorGone if it was there, long ago."""
+    """Start a run and stream it from its first event.
+
+    A repeated request gets the run that exists. Raises CursorGone when the log of that one is compacted.
+    """
     stream, run = await run_connections.start(RunStream, login, start)
     if run.was_there:
         try:
             await in_thread(operations.events, login.user, run["id"], limit=1)
-        except BaseException:  # a cancel, too: nobody else would give its place back
+        except BaseException:  # a cancel, too: nothing else would close the stream
             stream.close()
             raise
     answer = response(stream)
@@ -65,17 +68,17 @@ class RunStream(RunConnection):
                         yield KEEP_ALIVE
                     else:
                         yield f"id: {event.seq}\nevent: {event.type}\ndata: {event.json}\n\n"
-        except EngineError as error:  # the headers are out; the client comes back and meets it there
+        except EngineError as error:  # the headers are sent; the client reconnects and gets the error then
             logger.info("The event stream of run %s ends early: %s", self.run_id, error.message)
         finally:
             self.close()
 
 
 def response(stream: AsyncIterable[str]) -> StreamingHttpResponse:
-    """A response with this body that nobody on the way holds back."""
+    """A streaming response that proxies do not buffer."""
     return StreamingHttpResponse(
         stream,
         content_type=EVENT_STREAM,
-        # no-transform keeps proxies from compressing, which holds events back; the second is nginx's word.
+        # no-transform forbids compression, which delays events. X-Accel-Buffering is for nginx.
         headers={"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"},
     )

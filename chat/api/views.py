@@ -1,4 +1,4 @@
-"""The REST API. Each handler reads its input, calls one operation and encodes what it returns."""
+"""The views of the REST API. Each handler reads its input, calls one operation and returns its result."""
 
 from functools import partial
 from http import HTTPStatus
@@ -38,6 +38,7 @@ from runs.errors import (
     Unavailable,
 )
 from runs.foundation.database import in_thread
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.operations import Started
 from runs.states import OnDisconnect
 from runs.wire import contract
@@ -45,7 +46,7 @@ from runs.wire import contract
 
 @csrf_exempt
 async def nothing_here(request: HttpRequest) -> JsonResponse:
-    """Every address under /api/ that is none of ours, for everybody alike."""
+    """The 404 for unknown addresses under /api/, with or without a login."""
     return JsonResponse(
         errors.body("not_found", "There is no such address in this API."), status=HTTPStatus.NOT_FOUND
     )
@@ -161,7 +162,7 @@ class Runs(AsyncView):
                 "Idempotency-Key",
                 "The same key with the same body gives the same run, in this session and for as long as "
                 "the run is kept; with another body it is refused.",
-                {"type": "string", "minLength": 1, "maxLength": 255},
+                {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_LIMIT},
             )
         ],
         raises=(RunActive, IdempotencyConflict, TooLarge, *STARTING, TooMany),
@@ -211,7 +212,7 @@ class Events(AsyncView):
             header(
                 "Last-Event-ID",
                 "Resumes behind this event; comes before `after`.",
-                {"type": "integer", "minimum": 0, "maximum": inputs.LAST_SEQ},
+                {"type": "integer", "minimum": 0, "maximum": inputs.MAX_SEQ},
             )
         ],
         raises=(CursorGone, TooMany, Unavailable),
@@ -228,7 +229,7 @@ class Events(AsyncView):
         return await streams.resumed(login_of(request), run_id, chosen.get("after", 0))
 
     async def head(self, request: Request, run_id: str) -> HttpResponseBase:
-        """What a GET would begin with; nothing is followed."""
+        """The status and headers of a GET. No event is read."""
         if accepts(request, JSON) and not accepts(request, EVENT_STREAM):
             return await self.get(request, run_id)
         after = _wanted_part(request).get("after", 0)
@@ -387,7 +388,7 @@ def docs(request: HttpRequest) -> HttpResponse:
 
 
 async def _cancel(operation: Any, request: Request, target: str) -> Response:
-    """Request the cancel, wait as long as the client asked for; 202 while it has not settled."""
+    """Request the cancel and wait as long as the client asks for; 202 if it has not settled then."""
     asked = inputs.Cancel.read(request.data)
     cancellation = await in_thread(operation, actor_of(request), target, reason=asked.get("reason", ""))
     wait = asked.get("wait", 0)
@@ -414,13 +415,13 @@ def _idempotency_key(request: Request) -> str | None:
     if key is None:
         return None
     try:
-        return str(inputs.Key.read({"key": key})["key"])
+        return str(inputs.IdempotencyKey.read({"key": key})["key"])
     except ValidationError as error:
         raise ValidationError({"Idempotency-Key": error.detail["key"]}) from None  # type: ignore[call-overload]
 
 
 def _runs_page(request: Request, session_id: str) -> Response:
-    # In the thread as a whole: whether the session is the user's is looked up right here.
+    # runs_of reads the database at once, to find out whether the session is the user's.
     inputs.Page.read(request.query_params.dict())
     return _page(
         RunPages(), operations.runs_of(actor_of(request), session_id), operations.represent_runs, request

@@ -1,4 +1,4 @@
-"""All of it: the services, two web processes, two workers, and the one address in front."""
+"""Start and stop the whole cluster: services, two web processes, two workers, and a load balancer."""
 
 import asyncio
 import logging

@@ -1,8 +1,8 @@
-"""A run's answer in OpenAI's words: folded from its events, as one completion or as a stream of chunks.
+"""The answer of a run as OpenAI's chat completion: whole, or as a stream of chunks.
 
-An agent may say several things in one turn, before and after its tools. A client gets them as one text, with
-an empty line between two messages, the same in both forms. Whatever else happens to tools comes on chunks
-with an empty delta and the event in the field ``turnkeeper``, which other clients pass over.
+An agent may write several messages in one turn, before and after its tool calls. A client gets them as one
+text with an empty line between them, in both forms. The events of tools come on chunks of their own. These
+have an empty delta and the event in the field ``turnkeeper``, which clients of OpenAI ignore.
 """
 
 import json
@@ -29,7 +29,7 @@ _STATUS_OF_FAILURE = {
 
 
 class Completion:
-    """What an attended run answers to one request; ``model`` is the agent."""
+    """What one run answers to the request that started it; ``model`` is the agent."""
 
     def __init__(self, connection: RunConnection, run: Data, model: str) -> None:
         self.run = run
@@ -102,7 +102,7 @@ class Completion:
                     f"The run was interrupted. POST /api/runs/{self.run['id']}/resume/ goes on with it.",
                 )
             case EventType.RUN_WAITING:
-                # This protocol has no word for a question; somebody may answer it by another way.
+                # This protocol has no questions. The question may be answered over REST, so the run goes on.
                 self._connection.detach()
                 raise RunFailed(
                     self.run,

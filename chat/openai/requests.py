@@ -1,8 +1,8 @@
-"""What a client of OpenAI's protocol asks for, read into the terms of a turn.
+"""Read a request of OpenAI's protocol as a turn.
 
-An agent is no bare model: it brings its own tools, instructions and sampling. What would change the form of
-the answer and cannot be done is refused; what only tunes a model (temperature, top_p, max_tokens, stop,
-seed, penalties, ``user`` and the like) is ignored, and so is what nobody knows.
+An agent has its own tools, instructions and sampling. Parameters that would change the form of the answer are
+refused. Parameters that only tune a model (temperature, top_p, max_tokens, stop, seed, penalties, ``user``)
+are ignored, and so are unknown ones.
 """
 
 import json

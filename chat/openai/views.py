@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, in front of the agents. A client of theirs needs the base URL and a token."""
+"""The views of OpenAI's protocol. Its clients need our base URL and an API token."""
 
 from functools import partial
 from http import HTTPStatus
@@ -29,7 +29,7 @@ from runs.wire import contract
 
 @csrf_exempt
 async def nothing_here(request: HttpRequest) -> JsonResponse:
-    """Every address under /v1/ that is none of ours, for everybody alike."""
+    """The 404 for unknown addresses under /v1/, with or without a login."""
     status = HTTPStatus.NOT_FOUND
     return JsonResponse(body(status, "not_found", "There is no such address in this API."), status=status)
 
@@ -69,7 +69,7 @@ class ChatCompletions(View):
         )
         key = request.headers.get("Idempotency-Key")
         if key is not None:
-            key = inputs.Key.read({"key": key})["key"]
+            key = inputs.IdempotencyKey.read({"key": key})["key"]
         start = partial(_start, actor_of(request), asked, session_id, key)
         connection, run = await run_connections.start(RunConnection, login_of(request), start)
         completion = Completion(connection, run, asked.model)

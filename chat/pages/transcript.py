@@ -1,4 +1,4 @@
-"""A session's history in the shape the page shows it: turns, each with its messages and its ending."""
+"""The history of a session as the page shows it: turns, each with its messages and how it ended."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The server process: daphne's Server with a beginning and an end.
+"""Daphne's server with a start and a shutdown of the application.
 
-Daphne has no start-up or shutdown of its own for the application: it would take requests before the
-engine is ready and while it drains, and its clean-up breaks on half-open requests.
+Daphne has neither. It would take requests before the engine is ready and while the engine drains, and its
+clean-up fails on half-open requests.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class EngineBroken(Exception):
 
 
 def _settle_memory() -> None:
-    """What is there before the first request stays: let the garbage collector pass over it from now on."""
+    """Let the garbage collector skip what exists before the first request, since that stays."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,4 +1,4 @@
-"""What the commands that serve have in common."""
+"""Start the server. ``serve`` and ``quickstart`` share this."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

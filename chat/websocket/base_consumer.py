@@ -1,7 +1,7 @@
-"""One open WebSocket, whatever is said over it: reading, sending, ending.
+"""The base of the WebSocket consumers: read frames, send frames, close.
 
-Everything a socket does runs in one task group, so whatever ends it (a disconnect, a failed send, a close of
-ours, a fault) ends all of it, and nothing else.
+All tasks of a socket run in one task group. A disconnect, a failed send, a close or an error ends them all,
+and nothing else.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class Flow:
 
 
 class Consumer:
-    """An ASGI application. What it follows and which frames it takes is a subclass's."""
+    """An ASGI application for one WebSocket. A subclass says what it sends and which frames it takes."""
 
     tasks: asyncio.TaskGroup  # of this socket, once it is accepted
 
@@ -92,7 +92,7 @@ class Consumer:
 
     async def serve(self) -> None:
         """Serve the socket until it has ended."""
-        await self._receive()  # websocket.connect; whoever may not come in was turned away before
+        await self._receive()  # websocket.connect; LoginMiddleware has checked the login
         code: int | None = 1000
         try:
             await self._to_client({"type": "websocket.accept"})
@@ -109,7 +109,7 @@ class Consumer:
                 "A socket is closed, since the database did not do what was asked of it: %s", error
             )
             code = TRY_AGAIN_LATER
-        except Exception:  # a fault of ours ends this socket, and is told to the log, not to the server
+        except Exception:  # an error of ours ends this socket only
             logger.exception("A socket of user %s failed.", self.user.pk)
             code = 1011
         if code is not None:
@@ -117,7 +117,7 @@ class Consumer:
                 await self._to_client({"type": "websocket.close", "code": code})
 
     async def _run(self, connection: OpenConnection) -> None:
-        """All tasks of the socket; the first that raises ends the others. Raises what that one raised."""
+        """Run all tasks of the socket. The first that raises ends the others, and its exception is raised."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.tasks = tasks
@@ -129,11 +129,11 @@ class Consumer:
             raise (faults or group).exceptions[0] from None
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What the socket does beside reading, by name; each raises Close to end it."""
+        """The coroutines that run beside reading, by name. Each raises Close to end the socket."""
         raise NotImplementedError
 
     def take(self, frame: Data) -> None:
-        """Deal with a frame, without waiting for anything. Raises Invalid and the like."""
+        """Take a frame without waiting for anything. Raises EngineError and APIException."""
         raise Invalid("There is no frame of this type.")
 
     # Reading
@@ -156,7 +156,7 @@ class Consumer:
                 raise Throttled("You are sending frames too fast; this one was not read.")
             frame = as_object(text)
             if isinstance(frame.get("request_id"), str):
-                request_id = frame["request_id"][:100]
+                request_id = frame["request_id"][: inputs.REQUEST_ID_LIMIT]
             inputs.Frame.read(frame)
             if frame["type"] == "ping":
                 await self.tell({"type": "pong"})

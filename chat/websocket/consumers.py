@@ -1,6 +1,6 @@
 """The WebSocket consumers: one session live, and the user's list live.
 
-A socket is transport: what ends one ends no run. Close codes beside the protocol's own:
+The end of a socket ends no run. Close codes beside the protocol's own:
 
 ==== ==============================================================================================
 1000 an error frame before it says why (``cursor_gone``: reload the history; ``invalid``: no cursor), or the

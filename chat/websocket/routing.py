@@ -1,5 +1,7 @@
-"""The way in for WebSockets. Who may not come in is refused before the handshake is accepted, with a 403.
-While the database does not tell who it is, the answer is a 503, and the client may try again.
+"""The addresses of the WebSockets, and the check of their logins.
+
+A handshake without a valid login is refused with a 403. While the database is unavailable it is answered
+with a 503, and the client may try again.
 
 A bearer token in the Authorization header needs no Origin: no browser sends one by itself. A session cookie
 does come by itself, from any site's page, so with a cookie the Origin must be there and be ours. An Origin
@@ -54,7 +56,7 @@ async def answer_unavailable(scope: dict[str, Any], receive: Any, send: Any) -> 
 
 
 class LoginMiddleware:
-    """ASGI middleware: lets sockets of our own pages and of known tokens through, as ``scope["login"]``."""
+    """ASGI middleware: passes sockets of our own pages and of valid tokens on, with ``scope["login"]``."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -86,7 +88,7 @@ class LoginMiddleware:
 
 
 def is_allowed_origin(origin: str, request: HttpRequest) -> bool:
-    """Whether a page of this origin may open sockets with our cookie."""
+    """Whether a page of this origin may open sockets with its user's cookie."""
     try:
         parts = urlsplit(origin)
         host = request.get_host()

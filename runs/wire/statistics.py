@@ -1,6 +1,6 @@
 """The numbers of runs, and of sessions as the sum of theirs.
 
-The counts themselves are written with the events they count (``runs.log.events``); unknown is None, never 0.
+The counts are written together with the events that they count (``runs.log.events``). Unknown is None.
 """
 
 from collections.abc import Iterable

@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 from django.conf import settings
 from django.db.models.functions import Now
 
+from runs import __version__
 from runs.foundation import log_context
 from runs.foundation.database import in_thread
 from runs.foundation.host import this_host
@@ -29,8 +30,6 @@ from runs.worker.engine import Engine
 from runs.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
-
-VERSION = "1.0.0"
 
 # The part of the time to leave in which turns may still end by themselves.
 _DRAIN_SHARE = 0.5
@@ -269,7 +268,7 @@ class Supervisor(Engine):
                 "boot": boot,
                 "pid": pid,
                 "pid_started": liveness.process_started(pid),
-                "version": VERSION,
+                "version": __version__,
                 "heartbeat_at": Now(),
             },
         )

@@ -30,8 +30,9 @@ _ENDINGS = {"run.completed", "run.failed", "run.cancelled", "run.interrupted"}
 class Conversation:
     """One session with its socket."""
 
-    def __init__(self, session: str, socket: ClientConnection) -> None:
+    def __init__(self, session: str, socket: ClientConnection, token: str = "") -> None:
         self.session = session
+        self.token = token  # of its user
         self._socket = socket
 
     async def turn(self, text: str, on_token: Callable[[int], None] = lambda tokens: None) -> Turn:

@@ -14,8 +14,8 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from runs.errors import HistoryIsFinal
-from runs.foundation import statements
-from runs.foundation.values import ID_LIMIT, NAME_LIMIT
+from runs.foundation import sql
+from runs.foundation.limits import ID_LIMIT, IDEMPOTENCY_KEY_LIMIT, REASON_LIMIT, TITLE_LIMIT, TOOL_NAME_LIMIT
 from runs.states import (
     ACTIVE,
     OCCUPYING,
@@ -42,7 +42,7 @@ class Session(models.Model):
         settings.AUTH_USER_MODEL, models.CASCADE, related_name="agent_sessions", db_index=False
     )
     agent = models.CharField(max_length=100)
-    title = models.CharField(max_length=200, blank=True, default="")
+    title = models.CharField(max_length=TITLE_LIMIT, blank=True, default="")
     title_source = models.CharField(max_length=10, choices=TitleSource, default=TitleSource.WORDS)
     origin = models.CharField(max_length=10, choices=Origin, default=Origin.CHAT)
     created_at = models.DateTimeField(default=timezone.now)
@@ -114,7 +114,7 @@ class Worker(models.Model):
 class Run(models.Model):
     """One turn of the agent in a session, from admission to one terminal fact.
 
-    ``runs.lifecycle.transitions`` is the only writer of ``status``.
+    ``runs.lifecycle.status`` is the only writer of ``status``.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -135,7 +135,7 @@ class Run(models.Model):
     input = models.TextField(blank=True)
     message_id = models.CharField(max_length=100)  # the id of the user's message in the graph
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
-    idempotency_key = models.CharField(max_length=255, null=True)
+    idempotency_key = models.CharField(max_length=IDEMPOTENCY_KEY_LIMIT, null=True)
     request_digest = models.CharField(max_length=64, blank=True, default="")
 
     questions = models.JSONField(null=True)  # [{id, value}] while waiting and after
@@ -256,7 +256,7 @@ class Run(models.Model):
         """Write what differs from what was read; a whole row costs several times as much."""
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
         if changed:
-            statements.save(self, changed)
+            sql.update(self, changed)
             self._stored |= {name: getattr(self, name) for name in changed}
 
     @property
@@ -291,10 +291,10 @@ class ToolCall(models.Model):
     """One tool call of a run and what is known of its effect."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="calls", db_index=False)
-    call_id = models.CharField(max_length=ID_LIMIT)  # its id, or the ``plain.key`` of one that is too long
+    call_id = models.CharField(max_length=ID_LIMIT)  # its id, or the ``lookup_key`` of one that is too long
     long_id = models.TextField(null=True)  # its id, if it is too long for a key
-    message_id = models.CharField(max_length=ID_LIMIT, blank=True, default="")  # a key, too
-    name = models.CharField(max_length=NAME_LIMIT)
+    message_id = models.CharField(max_length=ID_LIMIT, blank=True, default="")  # a lookup key, too
+    name = models.CharField(max_length=TOOL_NAME_LIMIT)
     args = models.JSONField(default=dict)
     status = models.CharField(max_length=12, choices=ToolStatus, default=ToolStatus.RUNNING)
     effect = models.CharField(max_length=8, choices=Effect, null=True)
@@ -336,7 +336,7 @@ class Cancellation(models.Model):
     session = models.ForeignKey(Session, models.CASCADE, related_name="cancellations")
     run = models.ForeignKey(Run, models.CASCADE, related_name="cancellations")
     source = models.CharField(max_length=10, choices=CancelSource)
-    reason = models.CharField(max_length=500, blank=True, default="")
+    reason = models.CharField(max_length=REASON_LIMIT, blank=True, default="")
     requested_by = models.ForeignKey(settings.AUTH_USER_MODEL, models.SET_NULL, null=True, related_name="+")
     accepted_at = models.DateTimeField()
     settled_at = models.DateTimeField(null=True)
@@ -390,7 +390,7 @@ class AuditEntry(models.Model):
     actor = models.CharField(max_length=150)  # a name, not a key: it outlives the account
     action = models.CharField(max_length=50)
     target = models.CharField(max_length=200)
-    reason = models.CharField(max_length=500, blank=True, default="")
+    reason = models.CharField(max_length=REASON_LIMIT, blank=True, default="")
     details = models.JSONField(default=dict)
 
     objects = AuditLog.as_manager()

@@ -25,16 +25,16 @@ from langchain_core.messages import BaseMessage
 from runs import (
     agents as configured,
 )
-from runs import operators, process
+from runs import operators, process, statements
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
-from runs.foundation.statements import Prepared
-from runs.foundation.values import plain
-from runs.lifecycle import admission, transitions
-from runs.live import cancel_outcome, follow
+from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
+from runs.foundation.values import to_json
+from runs.lifecycle import admission, cancelling, questions, titles
+from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import conversation
+from runs.reading import history as histories
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import representations
@@ -43,10 +43,6 @@ from runs.wire.encoding import encode, timestamp
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
 Actor: TypeAlias = AbstractBaseUser
-
-TITLE_LIMIT = 200
-SEARCH_LIMIT = 200
-EVENTS_LIMIT = 1000
 
 
 # Sessions
@@ -83,7 +79,7 @@ def create_session(
         title_source=source,
         origin=origin,
     )
-    transitions.session_created(session)
+    notices.session_changed(session)
     return session_snapshot(actor, session.id)
 
 
@@ -122,7 +118,7 @@ def represent_sessions(page: Sequence[Session]) -> list[Data]:
 def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
     """Give a session a title of the user's; Session."""
     found = _session(actor, session_id)
-    transitions.rename(found.id, _title(title), TitleSource.USER)
+    titles.rename(found.id, _title(title), TitleSource.USER)
     return session_snapshot(actor, found.id)
 
 
@@ -203,12 +199,12 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
     run = _run(actor, run_id)
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise Invalid('"answers" must be an object that gives each question id its value.')
-    values = plain(dict(answers))
+    values = to_json(dict(answers))
     if values != dict(answers):
         raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
-    return representations.run(transitions.answer(run.id, values, actor))
+    return representations.run(questions.answer(run.id, values, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> Data:
@@ -256,7 +252,7 @@ def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = Canc
     """
     run = _run(actor, run_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_cancel(run.id, **asked), run.session_id, run.id, asked)
+    return _represent(cancelling.request_cancel(run.id, **asked), run.session_id, run.id, asked)
 
 
 def cancel_session(
@@ -265,12 +261,12 @@ def cancel_session(
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_session_cancel(found.id, **asked), found.id, None, asked)
+    return _represent(cancelling.request_session_cancel(found.id, **asked), found.id, None, asked)
 
 
 async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
-    return await cancel_outcome.wait(cancellation, seconds)
+    return await follow.settled(cancellation, seconds)
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
@@ -306,7 +302,7 @@ async def history(
     ``run`` is the latest run; follow on from its ``last_seq``.
     """
     found = await in_thread(_session, actor, session_id)
-    return await conversation.history(found, limit=limit, before=before)
+    return await histories.read(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
@@ -317,7 +313,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Dat
         found.values_list("seq", "type", "data", "at", "run__compacted_to")[: min(limit, EVENTS_LIMIT)]
     )
     if rows:
-        follow.refuse_holes(rows[0][4], after)
+        follow.raise_if_compacted(rows[0][4], after)
     page = [
         {"run": str(run.id), "seq": seq, "type": type, "data": data, "at": timestamp(at)}
         for seq, type, data, at, _ in rows
@@ -384,25 +380,15 @@ def _uuid(value: Id) -> UUID:
         raise NotFound from None
 
 
-@Prepared
-def _own_session(session_id: Any, owner: Any) -> QuerySet[Session]:
-    return Session.objects.filter(id=session_id, owner=owner)
-
-
-@Prepared
-def _own_run(run_id: Any, owner: Any) -> QuerySet[Run]:
-    return Run.objects.filter(id=run_id, session__owner=owner)
-
-
 def _session(actor: Actor, session_id: Id) -> Session:
-    found = _own_session.first(_uuid(session_id), actor.pk)
+    found = statements.own_session.first(_uuid(session_id), actor.pk)
     if found is None:
         raise NotFound
     return found
 
 
 def _run(actor: Actor, run_id: Id) -> Run:
-    found = _own_run.first(_uuid(run_id), actor.pk)
+    found = Run.objects.filter(id=_uuid(run_id), session__owner=actor.pk).first()
     if found is None:
         raise NotFound
     return found
@@ -427,4 +413,4 @@ def _title(title: Any) -> str:
 def _reason(reason: Any) -> str:
     if not reason:
         return ""
-    return admission.checked_text(reason, "reason")[:500]
+    return admission.checked_text(reason, "reason")[:REASON_LIMIT]

@@ -1,6 +1,6 @@
-"""Whatever models, tools and graphs hand over, made fit for the log: clean text, plain JSON, bounded size.
+"""Values of models, tools and graphs made fit for the log: clean text, JSON types, bounded size.
 
-NUL cannot be stored by PostgreSQL and a lone surrogate cannot be encoded at all, so both become U+FFFD.
+PostgreSQL cannot store NUL, and a lone surrogate cannot be encoded. Both become U+FFFD.
 """
 
 import json
@@ -11,20 +11,16 @@ from datetime import date, time
 from decimal import Decimal
 from enum import Enum
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from langchain_core.messages import BaseMessage
-from pydantic import BaseModel
+from runs.foundation.limits import ID_LIMIT, VALUE_LIMIT
 
-# Characters that one tool result, error or JSON value may have in the log.
-LIMIT = 100_000
-# And the name of a tool, which a model may have made up; more does not fit into its column.
-NAME_LIMIT = 200
-# And an id in an index, see ``key``; longer ones would in the end fit into none.
-ID_LIMIT = 200
-_DEPTH = 20
-_KEY_LIMIT = 200
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+
+_DEPTH_LIMIT = 20
+_NAME_LIMIT = 200  # of an entry of an object
 _NUMBER_BITS = 63  # more cannot be kept in a checkpoint
 
 _unsafe = re.compile("[\x00\ud800-\udfff]")
@@ -39,7 +35,7 @@ def clean(text: str) -> str:
 
 
 class CleanStream:
-    """``clean`` for a text that arrives in pieces, where a pair may be cut in two."""
+    """``clean`` for a text that arrives in pieces: a surrogate pair may be split between two of them."""
 
     __slots__ = ("_held",)
 
@@ -47,7 +43,7 @@ class CleanStream:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What can be told of the text so far; may be empty."""
+        """The clean text that is known after this piece; may be empty."""
         if not self._held and not _unsafe.search(piece):
             return piece
         text = self._held + piece
@@ -57,30 +53,30 @@ class CleanStream:
         return clean(text)
 
     def end(self) -> str:
-        """What was held back and will never be completed."""
+        """The clean form of what was held back, when no other piece will come."""
         held, self._held = self._held, ""
         return clean(held)
 
 
-def short(text: str, limit: int = LIMIT) -> str:
-    """Clean text of at most ``limit`` characters, with a mark where it was cut."""
+def truncate(text: str, limit: int = VALUE_LIMIT) -> str:
+    """Clean text of at most ``limit`` characters. If it was cut, a mark is added behind them."""
     if len(text) <= limit:
         return clean(text)
     return f"{clean(text[:limit])}\n[cut: {len(text) - limit} more characters]"
 
 
-def fitting(text: str, limit: int) -> str:
-    """Clean text for a column that takes ``limit`` characters, the mark where it was cut included."""
+def truncate_to_fit(text: str, limit: int) -> str:
+    """Clean text of at most ``limit`` characters, the mark of a cut included: it fits into a column."""
     if len(text) <= limit:
         return clean(text)
     mark = f" [cut: {len(text)} characters]"
     return clean(text[: limit - len(mark)]) + mark
 
 
-def key(given: str) -> str:
-    """What an id of any length is looked up by: itself, or if it does not fit its beginning and its digest.
+def lookup_key(given: str) -> str:
+    """The id itself, or if it is longer than ID_LIMIT, its beginning and its digest in ID_LIMIT characters.
 
-    Providers choose the ids of calls and messages, and some put hundreds of characters into them.
+    Providers choose the ids of calls and messages, and some have hundreds of characters.
     """
     whole = clean(given)
     if len(whole) <= ID_LIMIT:
@@ -90,7 +86,7 @@ def key(given: str) -> str:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content: text blocks only, so neither reasoning nor tool calls nor pictures."""
+    """The text of a message's content: its text blocks, without reasoning, tool calls and pictures."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -108,25 +104,29 @@ def _block_text(block: Any) -> str:
 
 
 def result_text(output: Any) -> str:
-    """A tool's output as one bounded text: strings as they are, what is no text named, all else as JSON."""
+    """A tool's output as one bounded text.
+
+    A string stays as it is. Of content blocks, texts are taken and others are named, such as ``[image]``.
+    Everything else is written as JSON.
+    """
     if isinstance(output, str):
-        return short(output)
+        return truncate(output)
     if isinstance(output, list) and output and all(_is_block(item) for item in output):
-        return short("\n".join(_block_text(item) or f"[{item['type']}]" for item in output))
-    return short(json.dumps(plain(output), ensure_ascii=False))
+        return truncate("\n".join(_block_text(item) or f"[{item['type']}]" for item in output))
+    return truncate(json.dumps(to_json(output), ensure_ascii=False))
 
 
 def _is_block(item: Any) -> bool:
     return isinstance(item, str) or (isinstance(item, dict) and isinstance(item.get("type"), str))
 
 
-def plain(value: Any, limit: int = LIMIT) -> Any:
-    """``value`` in the types of JSON, roughly ``limit`` characters long at most, with marks at the cuts."""
-    return _Plainer(limit).convert(value, 0)
+def to_json(value: Any, limit: int = VALUE_LIMIT) -> Any:
+    """``value`` in the types of JSON, of roughly ``limit`` characters at most, with a mark at each cut."""
+    return _Conversion(limit).convert(value, 0)
 
 
-class _Plainer:
-    """One conversion and what is left of its size."""
+class _Conversion:
+    """One conversion to JSON types, and how many characters it may still give."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
@@ -143,23 +143,27 @@ class _Plainer:
             bits = value.bit_length()
             return int(value) if bits <= _NUMBER_BITS else f"[a number of {bits} bits]"
         if isinstance(value, float):
-            # PostgreSQL gives a large one back as an integer, and what is not finite is no JSON.
+            # PostgreSQL gives a large one back as an integer, and JSON has no infinity and no NaN.
             return float(value) if abs(value) < 2**_NUMBER_BITS else str(value)
         if isinstance(value, bytes | bytearray | memoryview):
             return f"[{len(value)} bytes]"
         if isinstance(value, UUID | Decimal | date | time):
             return self._text(str(value))
-        if depth >= _DEPTH:
+        if depth >= _DEPTH_LIMIT:
             return "[cut: nested too deeply]"
         return self._compound(value, depth + 1)
 
     def _compound(self, value: Any, depth: int) -> Any:
-        if isinstance(value, BaseMessage):
-            return self._mapping(_message_fields(value), depth)
         if isinstance(value, Mapping):
             return self._mapping(value, depth)
         if isinstance(value, Sequence | Set):
             return self._items(value, depth)
+        # Imported here, since commands that only clean texts should not load LangChain.
+        from langchain_core.messages import BaseMessage
+        from pydantic import BaseModel
+
+        if isinstance(value, BaseMessage):
+            return self._mapping(_message_fields(value), depth)
         if isinstance(value, BaseModel):
             names = list(type(value).model_fields)
             return self._mapping({name: getattr(value, name, None) for name in names}, depth)
@@ -174,7 +178,7 @@ class _Plainer:
             if self._left <= 0:
                 result["[cut]"] = f"{len(value) - number} more entries"
                 break
-            name = short(_words(key), _KEY_LIMIT)
+            name = truncate(_words(key), _NAME_LIMIT)
             self._left -= len(name)
             result[name] = self.convert(item, depth)
         return result
@@ -189,7 +193,7 @@ class _Plainer:
         return result
 
     def _text(self, text: str) -> str:
-        text = short(text, max(self._left, 0))
+        text = truncate(text, max(self._left, 0))
         self._left -= len(text)
         return text
 
@@ -201,7 +205,7 @@ def _words(value: Any) -> str:
         return f"[{type(value).__name__}]"
 
 
-def _message_fields(message: BaseMessage) -> dict[str, Any]:
+def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     named = {"type": message.type, "id": message.id, "name": message.name, "content": message.content}
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):

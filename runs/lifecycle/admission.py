@@ -2,20 +2,19 @@
 
 import hashlib
 import json
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage
 
-from runs import agents
+from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
-from runs.foundation.statements import Prepared
-from runs.lifecycle import transitions
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
+from runs.lifecycle import cancelling, locks, queue, resolution, titles
+from runs.live import notices
 from runs.memory import brought_messages
 from runs.models import Run, Seed, Session
 from runs.states import (
@@ -57,8 +56,9 @@ class Turn:
             raise Invalid(f'"on_disconnect" must be one of {", ".join(OnDisconnect.values)}.')
         if isinstance(stream_modes, str) or any(mode not in STREAM_MODES for mode in stream_modes):
             raise Invalid(f'"stream_modes" must be a list of {", ".join(STREAM_MODES)}.')
-        if key is not None and (not isinstance(key, str) or not 0 < len(key) <= 255 or "\0" in key):
-            raise Invalid("The idempotency key must be a text of 1 to 255 characters.")
+        is_key = isinstance(key, str) and 0 < len(key) <= IDEMPOTENCY_KEY_LIMIT and "\0" not in key
+        if key is not None and not is_key:
+            raise Invalid(f"The idempotency key must be a text of 1 to {IDEMPOTENCY_KEY_LIMIT} characters.")
         modes = tuple(mode for mode in STREAM_MODES if mode in stream_modes)
         return cls(text, Multitask(multitask), OnDisconnect(on_disconnect), modes, key)
 
@@ -93,14 +93,14 @@ def open_session(
     opened with something else.
     """
     session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
-    messages = brought_messages.stored(session_id, seed)
+    messages = brought_messages.serialise(session_id, seed)
     session, is_new = Session.objects.get_or_create(
         id=session_id, defaults={"owner": actor, "agent": agent, "origin": origin}
     )
     if is_new:
         if messages:
             Seed.objects.create(session=session, messages=messages)
-        transitions.session_created(session)
+        notices.session_changed(session)
         return session
     brought = list(Seed.objects.filter(session=session).values_list("messages", flat=True))
     if session.agent != agent or brought != ([messages] if messages else []):
@@ -108,31 +108,21 @@ def open_session(
     return session
 
 
-@Prepared
-def _with_key(session_id: Any, key: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session=session_id, idempotency_key=key)
-
-
-@Prepared
-def _concerned(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(transitions.CONCERNED, session=session_id)
-
-
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """One transaction: the idempotency key, the strategy, then the run with its user message.
 
     Raises IdempotencyConflict, AgentMismatch, RunActive, QueueFull.
     """
-    with transitions.locked_session(session_id) as session:
+    with locks.locked_session(session_id) as session:
         if turn.key is not None:
-            earlier = _with_key.first(session.id, turn.key)
+            earlier = statements.run_with_key.first(session.id, turn.key)
             if earlier is not None:
                 if earlier.request_digest != turn.digest:
                     raise IdempotencyConflict
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
-        concerned = _concerned(session.id)
+        concerned = statements.open_runs(session.id)
         active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
             raise RunActive
@@ -142,10 +132,10 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
             _check_queue(session, active)
         for interrupted in concerned:
             if interrupted.status == RunStatus.INTERRUPTED:
-                transitions.resolve(session, interrupted.id, Resolution.DISMISSED)
+                resolution.resolve(session, interrupted.id, Resolution.DISMISSED)
         if not session.title:
-            session.title, session.title_source = title_from_words(turn.text), TitleSource.WORDS
-        return transitions.enqueue(
+            session.title, session.title_source = titles.from_words(turn.text), TitleSource.WORDS
+        return queue.enqueue(
             session,
             Run(
                 input=turn.text,
@@ -161,10 +151,10 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
 def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
     """Admit a run that goes on from the checkpoint of this interrupted one, at the head of the line."""
-    with transitions.locked_session(run.session_id) as session:
+    with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
-        ended = transitions.resolve(session, run.id, Resolution.RESUMED)
-        return transitions.enqueue(
+        ended = resolution.resolve(session, run.id, Resolution.RESUMED)
+        return queue.enqueue(
             session,
             Run(
                 resumes=ended,
@@ -182,10 +172,10 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
     """Admit a run in place of the session's latest one: history goes back to before its user message."""
     if text is not None:
         text = checked_text(text, "input")
-    with transitions.locked_session(run.session_id) as session:
+    with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
-        ended = transitions.resolve(session, run.id, Resolution.RETRIED)
-        return transitions.enqueue(
+        ended = resolution.resolve(session, run.id, Resolution.RETRIED)
+        return queue.enqueue(
             session,
             Run(
                 retries=ended,
@@ -200,19 +190,13 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
 
 def dismiss(run: Run) -> Run:
     """Decide that nobody goes on from this interrupted run; the queue behind it moves again."""
-    with transitions.locked_session(run.session_id) as session:
-        return transitions.resolve(session, run.id, Resolution.DISMISSED)
-
-
-def title_from_words(text: str) -> str:
-    """The first words of a message as a title of at most 60 characters, never empty."""
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return textwrap.shorten(words, 60, placeholder=" …") or words.strip()[:59] + "…"
+    with locks.locked_session(run.session_id) as session:
+        return resolution.resolve(session, run.id, Resolution.DISMISSED)
 
 
 def _cancel_all(session: Session, active: Sequence[Run], actor: Any) -> None:
     for run in active:
-        transitions.request_cancel(
+        cancelling.request_cancel(
             run.id,
             source=CancelSource.SUPERSEDED,
             reason="A newer message took its place.",

@@ -7,11 +7,10 @@ one whenever that changes, in the same transaction. The callers hold the lock of
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
 from runs import metrics
-from runs.foundation.statements import Prepared
 from runs.live import notices
 from runs.models import Cancellation, Run, Session
 from runs.states import CancelOutcome
@@ -21,12 +20,7 @@ UNSETTLED = Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_a
 
 def unsettled(session: Session) -> Cancellation | None:
     """The operation in progress, if any."""
-    return _unsettled.first(session.id)
-
-
-@Prepared
-def _unsettled(session_id: Any) -> QuerySet[Cancellation]:
-    return Cancellation.objects.filter(session=session_id, settled_at__isnull=True)
+    return Cancellation.objects.filter(session=session, settled_at__isnull=True).first()
 
 
 def accept(

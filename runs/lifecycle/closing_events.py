@@ -19,7 +19,7 @@ def owed(run: Run, *, lost: bool) -> list[Entry]:
     """
     entries = tool_calls.close_open(run, resumable=run.status == RunStatus.INTERRUPTED, lost=lost)
     if run.status in _CLOSED_BY_A_NOTE and not run.repaired:
-        said = transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"))
+        said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
         if entries or not said.has_answer:
             entries += _note(run)
     return entries

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs.lifecycle import liveness
-from runs.models import Run, ToolCall, Worker
+from runs.models import Run, Session, ToolCall, Worker
 from runs.states import OCCUPYING, Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
@@ -26,6 +26,19 @@ QUEUED_LOOKED_AT = 10_000
 UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
 # What the rest of its session's queue waits behind.
 _AHEAD = Q(status__in=OCCUPYING) | UNDECIDED
+
+
+def undecided() -> QuerySet[Run]:
+    """Interrupted runs about which nobody has decided, at most one of a session."""
+    return Run.objects.filter(UNDECIDED)
+
+
+def undecided_in(session: Session) -> Run | None:
+    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
+
+    It need not be the latest: what was queued behind it and cancelled there has ended after it.
+    """
+    return undecided().filter(session=session).first()
 
 
 def silence() -> timedelta:

@@ -9,11 +9,14 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Case, QuerySet, Value, When
+from django.db import transaction
+from django.db.models import Case, Value, When
 from django.db.models.functions import Coalesce
 
-from runs.foundation.statements import Prepared
-from runs.foundation.values import ID_LIMIT, key
+from runs import statements
+from runs.foundation.limits import ID_LIMIT
+from runs.foundation.values import lookup_key
+from runs.live import notices
 from runs.models import Run, ToolCall
 from runs.states import Effect, EventType, ToolStatus
 
@@ -42,11 +45,6 @@ def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: dateti
             _project(run_id, type, json.loads(data), at)
 
 
-@Prepared
-def _open_calls(run_id: Any) -> QuerySet[ToolCall]:
-    return ToolCall.objects.filter(run=run_id, status=ToolStatus.RUNNING).order_by("id")
-
-
 def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
     """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
 
@@ -71,8 +69,16 @@ def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType
                 "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE,
             },
         )
-        for call in _open_calls(run.id)
+        for call in statements.open_calls(run.id)
     ]
+
+
+def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
+    """What was given up on did end: bring the one field up to date, and nothing else."""
+    with transaction.atomic():
+        unknown = ToolCall.objects.filter(run=run_id, call_id=lookup_key(call_id), effect=Effect.UNKNOWN)
+        if unknown.update(effect=effect):
+            notices.effect_changed(Run.objects.get(id=run_id), call_id, effect)
 
 
 def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> None:
@@ -80,14 +86,14 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
         # A call exists from the moment the model has asked for it, whether or not it ever starts.
         for call in data["tool_calls"]:
             # Some providers use an id again in a later message: then it is another call.
-            ToolCall.objects.filter(run_id=run_id, call_id=key(call["id"])).delete()
-            asked = {"name": call["name"], "args": call["args"], "message_id": key(data["message"])}
+            ToolCall.objects.filter(run_id=run_id, call_id=lookup_key(call["id"])).delete()
+            asked = {"name": call["name"], "args": call["args"], "message_id": lookup_key(data["message"])}
             ToolCall.objects.create(run_id=run_id, **_named(call["id"]), **asked)
         return
     named = _named(data["tool_call"])
     row, _ = ToolCall.objects.get_or_create(run_id=run_id, call_id=named["call_id"], defaults=named)
     if type == EventType.TOOL_STARTED:
-        row.name, row.args, row.message_id = data["name"], data["args"], key(data["message"] or "")
+        row.name, row.args, row.message_id = data["name"], data["args"], lookup_key(data["message"] or "")
         row.started_at = at
     elif type == EventType.TOOL_COMPLETED:
         row.status, row.effect, row.result = ToolStatus.COMPLETED, Effect.DONE, data["result"]
@@ -105,4 +111,4 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
 
 def _named(call: str) -> dict[str, str | None]:
     """The columns for the id of a call."""
-    return {"call_id": key(call), "long_id": call if len(call) > ID_LIMIT else None}
+    return {"call_id": lookup_key(call), "long_id": call if len(call) > ID_LIMIT else None}

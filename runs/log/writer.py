@@ -14,13 +14,11 @@ from typing import Any
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
-from django.db.models import QuerySet
 from django.utils import timezone
 
-from runs import metrics
+from runs import metrics, statements
 from runs.errors import Fenced
 from runs.foundation.database import call_with_connection
-from runs.foundation.statements import Prepared
 from runs.foundation.tasks import end
 from runs.log import tool_calls
 from runs.log.events import insert, publish
@@ -340,12 +338,6 @@ _COUNTED = ("message_count", "llm_calls", "tool_calls", "open_input_tokens", "op
 _UNKNOWN_AT_FIRST = ("input_tokens", "output_tokens")
 
 
-@Prepared
-def _runs(run_ids: Any) -> QuerySet[Run, tuple[UUID, str, int, int, int]]:
-    locked = Run.objects.select_for_update(no_key=True).filter(id__in=run_ids).order_by("id")
-    return locked.values_list("id", "status", "claim", "last_seq", "batches")
-
-
 def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
     """One transaction for all parts; each is written only if its run is running under its claim number."""
     now = timezone.now()
@@ -355,7 +347,7 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
     adapt_uuid = Run._meta.pk.get_db_prep_value
     at = connection.ops.adapt_datetimefield_value(now)
     with transaction.atomic():
-        runs = {row[0]: row for row in _runs([part.log.run_id for part in parts])}
+        runs = {row[0]: row for row in statements.lock_runs_of_batch([part.log.run_id for part in parts])}
         for part in parts:
             log = part.log
             row = runs.get(log.run_id)

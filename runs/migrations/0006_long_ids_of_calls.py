@@ -2,7 +2,8 @@ from django.db import migrations, models
 from django.db.models import Q
 from django.db.models.functions import Length
 
-from runs.foundation.values import ID_LIMIT, key
+from runs.foundation.limits import ID_LIMIT
+from runs.foundation.values import lookup_key
 
 
 def give_keys(apps, schema_editor):
@@ -15,7 +16,7 @@ def give_keys(apps, schema_editor):
     for call in calls.filter(Q(length__gt=ID_LIMIT) | Q(length_of_message__gt=ID_LIMIT)):
         if len(call.call_id) > ID_LIMIT:
             call.long_id = call.call_id
-        call.call_id, call.message_id = key(call.call_id), key(call.message_id)
+        call.call_id, call.message_id = lookup_key(call.call_id), lookup_key(call.message_id)
         call.save()
 
 

@@ -8,10 +8,10 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from runs import agents
 from runs.foundation.database import in_thread
-from runs.foundation.values import clean, plain, text_of
+from runs.foundation.values import clean, text_of, to_json
 from runs.memory import state_messages
 from runs.memory.checkpoints import process_checkpoints
-from runs.memory.normalise import Changes, answered, marked
+from runs.memory.normalise import HistoryChanges, engine_mark, pair_calls_with_results
 from runs.models import Session
 
 
@@ -57,7 +57,7 @@ async def inspect(session: Session) -> Inspection:
     async with process_checkpoints() as checkpoints:
         graph = agent.graph_on(checkpoints.reader())
         state = await graph.aget_state({"configurable": {"thread_id": str(session.id)}})
-    return examine(state_messages.messages(state), [task.name for task in state.tasks])
+    return examine(state_messages.messages_of(state), [task.name for task in state.tasks])
 
 
 def examine(messages: Sequence[BaseMessage], pending: Sequence[str] = ()) -> Inspection:
@@ -71,19 +71,19 @@ def examine(messages: Sequence[BaseMessage], pending: Sequence[str] = ()) -> Ins
 def _message(message: BaseMessage, results: set[str]) -> SavedMessage:
     asked = message.tool_calls if isinstance(message, AIMessage) else []
     calls = [
-        SavedCall(call["id"] or "", clean(call["name"]), plain(call["args"]), call["id"] not in results)
+        SavedCall(call["id"] or "", clean(call["name"]), to_json(call["args"]), call["id"] not in results)
         for call in asked
     ]
     answers = message.tool_call_id if isinstance(message, ToolMessage) else None
     return SavedMessage(
-        message.id or "", message.type, clean(text_of(message.content)), marked(message), calls, answers
+        message.id or "", message.type, clean(text_of(message.content)), engine_mark(message), calls, answers
     )
 
 
 def _faults(messages: Sequence[BaseMessage]) -> list[str]:
     """What ``runs.memory.normalise`` would have to change; nothing when it would change no message."""
-    changes = Changes()
-    form = answered(messages, (), changes)
+    changes = HistoryChanges()
+    form = pair_calls_with_results(messages, (), changes)
     if len(form) == len(messages) and all(a is b for a, b in zip(form, messages, strict=True)):
         return []
     told = [

@@ -7,7 +7,7 @@ A live worker's run is never touched: only force-cancel acts without the worker.
 from dataclasses import dataclass, field
 
 from runs.errors import NotInterrupted
-from runs.lifecycle import admission, dispatch, liveness, predicates, transitions
+from runs.lifecycle import admission, cancelling, dispatch, endings, liveness, predicates
 from runs.models import Run
 from runs.recovery import sweep
 from runs.states import InterruptReason, Resolution, RunStatus
@@ -47,11 +47,11 @@ def reconcile(run: Run) -> Reconciled:
 def _running(run: Run, result: Reconciled) -> None:
     if run.worker is not None and not liveness.is_dead(run.worker):
         for overdue in sweep.overdue_cancellations().filter(run=run):
-            if transitions.time_out_cancellation(overdue.id):
+            if cancelling.time_out_cancellation(overdue.id):
                 result.did("Its cancel was overdue and has timed out; it may be tried again.")
         result.found("Its worker is alive, so the run goes on; force-cancel would end it.")
         return
-    was_ended = transitions.interrupt(run.id, run.worker_id, InterruptReason.WORKER_LOST)
+    was_ended = endings.interrupt(run.id, run.worker_id, InterruptReason.WORKER_LOST)
     run.refresh_from_db()
     if was_ended:
         result.did(f"Its worker was lost, so the run was ended: {run.status}.")

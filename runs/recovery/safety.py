@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 
 from runs import agents
 from runs.foundation.database import in_thread
-from runs.foundation.values import key
+from runs.foundation.values import lookup_key
 from runs.memory import state_messages
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, RunEvent, ToolCall
@@ -32,9 +32,9 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
     log_is_complete = await in_thread(_left_in_good_order, run)
     graph = agent.graph_on(checkpoints.reader())
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
-    inside = [message for _, messages in state_messages.inside(state) for message in messages]
-    for call_id, name in _unanswered([*state_messages.messages(state), *inside]).items():
-        call = known.get(key(call_id))
+    inside = [message for _, messages in state_messages.messages_of_subgraphs(state) for message in messages]
+    for call_id, name in _unanswered([*state_messages.messages_of(state), *inside]).items():
+        call = known.get(lookup_key(call_id))
         never_began = log_is_complete and call is not None and call.effect == Effect.NONE
         if name not in harmless and not never_began:
             return False

@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.foundation.database import AWAY, in_thread, is_held
-from runs.lifecycle import admission, dispatch, jobs, liveness, transitions
+from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Cancellation, Run, Session, Worker
 from runs.recovery import orphans, safety
@@ -129,7 +129,7 @@ def _end_orphans(swept: Swept) -> None:
 
 def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
     """Interrupt those that still run under this worker, or under none; how many."""
-    lost = partial(transitions.interrupt, worker_id=worker_id, reason=InterruptReason.WORKER_LOST)
+    lost = partial(endings.interrupt, worker_id=worker_id, reason=InterruptReason.WORKER_LOST)
     return _each(run_ids, lost)
 
 
@@ -141,7 +141,7 @@ def overdue_cancellations() -> QuerySet[Cancellation]:
 
 def _settle_overdue(swept: Swept) -> None:
     swept.cancellations_timed_out += _each(
-        overdue_cancellations().values_list("id", flat=True), transitions.time_out_cancellation
+        overdue_cancellations().values_list("id", flat=True), cancelling.time_out_cancellation
     )
 
 
@@ -149,7 +149,7 @@ def _offer_waiting_sessions(swept: Swept) -> None:
     of_session = Run.objects.filter(session=OuterRef("pk"))
     answered = of_session.filter(status=RunStatus.WAITING, answers__isnull=False)
     occupied = of_session.filter(Q(status=RunStatus.RUNNING) | Q(status=RunStatus.WAITING))
-    undecided = transitions.undecided().filter(session=OuterRef("pk"))
+    undecided = predicates.undecided().filter(session=OuterRef("pk"))
     queued = of_session.filter(status=RunStatus.QUEUED)
     waiting = Session.objects.filter(
         Exists(answered) | (Exists(queued) & ~Exists(occupied) & ~Exists(undecided))
@@ -164,7 +164,7 @@ def _offer_waiting_sessions(swept: Swept) -> None:
 def _undecided() -> list[Run]:
     """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
     by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
-    interrupted = transitions.undecided().filter(session__agent__in=by_policy)
+    interrupted = predicates.undecided().filter(session__agent__in=by_policy)
     return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
 
 
@@ -197,7 +197,7 @@ async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
 
 
 def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
-    run = transitions.undecided().select_related("session", "requested_by").filter(id=run_id).first()
+    run = predicates.undecided().select_related("session", "requested_by").filter(id=run_id).first()
     others = liveness.beating().filter(leaving=False).exclude(id=own)
     if run is None or all(liveness.is_gone(other) for other in others):
         return None

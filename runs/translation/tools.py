@@ -14,10 +14,9 @@ from langchain_core.messages import ToolMessage
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
-from runs.foundation.values import NAME_LIMIT, clean, fitting, plain, result_text, short
+from runs.foundation.limits import PROGRESS_LIMIT, TOOL_NAME_LIMIT
+from runs.foundation.values import clean, result_text, to_json, truncate, truncate_to_fit
 from runs.states import Effect, EventType
-
-_PROGRESS_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ class ToolTranslation:
         elif call is None or call.ended:
             return
         elif event == "tool-output-delta":
-            text = short(result_text(payload["delta"]), _PROGRESS_LIMIT)
+            text = truncate(result_text(payload["delta"]), PROGRESS_LIMIT)
             self._emit(EventType.TOOL_PROGRESS, {"tool_call": call_id, "text": text})
         elif event == "tool-finished":
             self._finish(call, payload["output"])
@@ -136,7 +135,7 @@ class ToolTranslation:
         outcome = self._outcomes.get(call.id)
         if outcome is not None and outcome.cancelled:
             return  # what it did is unknown; the end of the turn, which is near, says so
-        call.failure = short(message) or _describe(outcome.error if outcome is not None else None)
+        call.failure = truncate(message) or _describe(outcome.error if outcome is not None else None)
         if call.message is None:  # nobody will put a message in its place
             self._fail(call, call.failure)
 
@@ -196,9 +195,9 @@ class ToolTranslation:
 
     def _unasked(self, call_id: str, payload: dict[str, Any]) -> _Call:
         args = payload.get("input")
-        name = fitting(payload["tool_name"], NAME_LIMIT)
+        name = truncate_to_fit(payload["tool_name"], TOOL_NAME_LIMIT)
         call = self._calls[call_id] = _Call(
-            call_id, None, name, plain(args) if isinstance(args, dict) else {}
+            call_id, None, name, to_json(args) if isinstance(args, dict) else {}
         )
         return call
 
@@ -258,7 +257,7 @@ class ToolTranslation:
 def _describe(error: BaseException | None) -> str:
     if error is None:
         return "The tool failed."
-    return short(str(error)) or type(error).__name__
+    return truncate(str(error)) or type(error).__name__
 
 
 def _message_for(call_id: str, output: Any) -> ToolMessage | None:

@@ -25,7 +25,8 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import LLMResult
 
-from runs.foundation.values import NAME_LIMIT, CleanStream, clean, fitting, plain, short, text_of
+from runs.foundation.limits import TOOL_NAME_LIMIT
+from runs.foundation.values import CleanStream, clean, text_of, to_json, truncate, truncate_to_fit
 from runs.log.transcript import NOTES, note_id
 from runs.states import EventType, RunStatus
 from runs.translation.callbacks import CallbackRelay
@@ -163,7 +164,7 @@ class Translator:
         elif mode == "updates":
             self._feed_updates(namespace, payload)
         elif mode == "custom" and self._log_custom:
-            self._emit(EventType.GRAPH_CUSTOM, {"namespace": list(namespace), "data": plain(payload)})
+            self._emit(EventType.GRAPH_CUSTOM, {"namespace": list(namespace), "data": to_json(payload)})
 
     def _feed_stream(self, stream: _Stream, namespace: tuple[str, ...], message: BaseMessage) -> None:
         if not stream.fed:
@@ -193,7 +194,7 @@ class Translator:
             if node == "__interrupt__":
                 self._ask(data)
             elif self._log_updates and node != "__metadata__":
-                event = {"node": clean(node), "namespace": list(namespace), "data": plain(data)}
+                event = {"node": clean(node), "namespace": list(namespace), "data": to_json(data)}
                 self._emit(EventType.GRAPH_UPDATE, event)
 
     def _ask(self, interrupts: Iterable[Any]) -> None:
@@ -201,7 +202,7 @@ class Translator:
         for interrupt in interrupts:
             if interrupt.id not in asked:  # it comes again from each graph around the one that asks
                 asked.add(interrupt.id)
-                self.questions.append({"id": interrupt.id, "value": plain(interrupt.value)})
+                self.questions.append({"id": interrupt.id, "value": to_json(interrupt.value)})
 
     # Messages
 
@@ -356,10 +357,10 @@ def _wire_calls(message: AIMessage, message_id: str) -> list[dict[str, Any]]:
         args = call["args"]
         wire = {
             "id": clean(call["id"] or f"{message_id}:{len(calls)}"),
-            "name": fitting(call["name"] or "", NAME_LIMIT),
-            "args": plain(args) if isinstance(args, dict) else {},
+            "name": truncate_to_fit(call["name"] or "", TOOL_NAME_LIMIT),
+            "args": to_json(args) if isinstance(args, dict) else {},
         }
         if not isinstance(args, dict):
-            wire["error"] = short(str(call.get("error") or "The arguments are not a JSON object."), 1000)
+            wire["error"] = truncate(str(call.get("error") or "The arguments are not a JSON object."), 1000)
         calls.append(wire)
     return calls

@@ -6,36 +6,20 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Q, QuerySet
 
-from runs.foundation.statements import Prepared
+from runs import statements
 from runs.models import Cancellation, Run, Session, Worker
-from runs.states import ACTIVE, OCCUPYING, CancelOutcome, RunStatus, SessionStatus
+from runs.states import CancelOutcome, RunStatus, SessionStatus
 from runs.wire import statistics
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-_active = Run.objects.filter(session=OuterRef("pk"))
-
-# What a session's status is derived from; one statement reads it together with the session.
-STATUS = {
-    "pending": Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_at__isnull=True)),
-    "occupied_by": Subquery(_active.filter(status__in=OCCUPYING).values("status")[:1]),
-    "has_queue": Exists(_active.filter(status=RunStatus.QUEUED)),
-    "is_interrupted": Exists(
-        Run.objects.filter(
-            session=OuterRef("pk"),
-            status=RunStatus.INTERRUPTED,
-            resolution__isnull=True,
-        )
-    ),
-}
-
 
 def with_status(sessions: QuerySet[Session]) -> QuerySet[Session]:
     """Annotate what ``session_status`` reads."""
-    return sessions.annotate(**STATUS)
+    return sessions.annotate(**statements.SESSION_STATUS)
 
 
 def filter_status(sessions: QuerySet[Session], status: str) -> QuerySet[Session]:
@@ -61,11 +45,6 @@ def session_status(session: Any) -> str:
     return SessionStatus.QUEUED if session.has_queue else SessionStatus.IDLE
 
 
-@Prepared
-def _active_of(session_ids: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("line")
-
-
 def sessions(page: Iterable[Session]) -> list[Data]:
     """Session for each of these annotated ones, in a fixed number of queries."""
     page = list(page)
@@ -74,7 +53,7 @@ def sessions(page: Iterable[Session]) -> list[Data]:
     active: dict[UUID, Run] = {}
     queued: dict[UUID, list[Data]] = defaultdict(list)
     occupying = []
-    for run in _active_of(ids):
+    for run in statements.active_runs(ids):
         if run.status == RunStatus.QUEUED:
             queued[run.session_id].append(
                 {

@@ -7,20 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet, Sum
-
-from runs.foundation.statements import Prepared
 from runs.models import Run
-
-_SUMMED = ("message_count", "llm_calls", "tool_calls", "input_tokens", "output_tokens", "duration_ms")
-_IS_ESTIMATED = Q(tokens_estimated=True) | Q(open_input_tokens__gt=0) | Q(open_output_tokens__gt=0)
-_SUMS = {
-    "runs": Count("id"),
-    "estimated": Count("id", filter=_IS_ESTIMATED),
-    "open_input": Sum("open_input_tokens"),
-    "open_output": Sum("open_output_tokens"),
-    **{f"total_{name}": Sum(name) for name in _SUMMED},
-}
+from runs.statements import SESSION_SUMS, sums_of_sessions
 
 
 def of_run(run: Run) -> dict[str, Any]:
@@ -41,14 +29,9 @@ def of_run(run: Run) -> dict[str, Any]:
 def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
     """The statistics of each session, summed from its runs in one query."""
     ids = list(session_ids)
-    found = {session_id: dict(zip(_SUMS, sums, strict=True)) for session_id, *sums in _sums_of(ids)}
+    rows = sums_of_sessions(ids)
+    found = {session_id: dict(zip(SESSION_SUMS, sums, strict=True)) for session_id, *sums in rows}
     return {session_id: _of_row(found.get(session_id)) for session_id in ids}
-
-
-@Prepared
-def _sums_of(session_ids: Any) -> QuerySet[Run, tuple[Any, ...]]:
-    grouped = Run.objects.filter(session__id__in=session_ids).values("session").annotate(**_SUMS)
-    return grouped.values_list("session", *_SUMS)
 
 
 def _of_row(row: dict[str, Any] | None) -> dict[str, Any]:

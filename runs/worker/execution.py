@@ -22,8 +22,10 @@ from langgraph.runtime import RunControl
 from runs import agents
 from runs.errors import AgentMismatch, Fenced
 from runs.foundation.database import AWAY, in_thread
-from runs.lifecycle import transitions
-from runs.lifecycle.transitions import Error, Result
+from runs.lifecycle import endings, questions
+from runs.lifecycle.endings import Failure
+from runs.lifecycle.status import Outcome
+from runs.log import tool_calls
 from runs.log.writer import EventWriter
 from runs.memory.checkpoints import Checkpoints, FencedSaver
 from runs.models import Run
@@ -62,7 +64,7 @@ class Ending:
     """How a turn ends, before it is written."""
 
     status: RunStatus
-    error: Error | None = None
+    error: Failure | None = None
     reason: InterruptReason | None = None
     questions: list[dict[str, Any]] = field(default_factory=list)
 
@@ -107,12 +109,12 @@ class Execution:
     async def fence(self) -> None:
         """The run was ended without this execution: when this returns, it writes no checkpoint any more."""
         self.stop(StopReason.FENCED)
-        await self._saver.seal()
+        await self._saver.fence()
 
     async def seal(self) -> None:
         """Let no checkpoint be written any more, and wait for those on their way."""
         self.stop(StopReason.FENCED)
-        await self._saver.seal()
+        await self._saver.fence()
 
     def drain(self) -> None:
         """Let the graph come to its next step and end there; a turn in its last step still completes."""
@@ -137,10 +139,10 @@ class Execution:
             logger.exception("The execution of run %s broke.", self.run.id)
             await self._stop_everything()
             result = await self._finish(Ending(RunStatus.FAILED, INTERNAL), repaired=False)
-            if result is Result.CANCEL_FIRST:
+            if result is Outcome.CANCEL_FIRST:
                 await self._finish(Ending(RunStatus.CANCELLED), repaired=False)
         finally:
-            await self._saver.seal()
+            await self._saver.fence()
             self._writer.release(self._log)
             self.ended.set()
 
@@ -167,7 +169,7 @@ class Execution:
             for namespace, messages in left_behind:
                 self._translator.recover(namespace, messages)
         except AgentMismatch as error:
-            return Ending(RunStatus.FAILED, Error(ErrorCode.INTERNAL, error.message))
+            return Ending(RunStatus.FAILED, Failure(ErrorCode.INTERNAL, error.message))
         if self._stop.done():
             return self._stopped(self._stop.result())
 
@@ -285,7 +287,7 @@ class Execution:
 
     async def _note_effect(self, call_id: str) -> None:
         await self.ended.wait()  # the ending says "unknown" first
-        await _stubbornly(lambda: in_thread(transitions.straggler_ended, self.run.id, call_id, Effect.DONE))
+        await _stubbornly(lambda: in_thread(tool_calls.straggler_ended, self.run.id, call_id, Effect.DONE))
 
     # Endings
 
@@ -299,7 +301,7 @@ class Execution:
                 return Ending(RunStatus.WAITING, questions=self._translator.questions)
             if self._translator.ends_broken and self._translator.unanswered:
                 said = "The model asked for a tool in a form that cannot be read, and that was its answer."
-                return Ending(RunStatus.FAILED, Error(ErrorCode.TOOL, said))
+                return Ending(RunStatus.FAILED, Failure(ErrorCode.TOOL, said))
             return Ending(RunStatus.COMPLETED)
         if isinstance(error, GraphDrained):
             return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
@@ -323,29 +325,29 @@ class Execution:
             case StopReason.DEADLINE:
                 limit = settings.RUNS_RUN_TIMEOUT
                 return Ending(
-                    failed, Error(ErrorCode.TIMEOUT, f"The turn took longer than {limit:g} seconds.")
+                    failed, Failure(ErrorCode.TIMEOUT, f"The turn took longer than {limit:g} seconds.")
                 )
             case StopReason.SILENCE:
                 limit = settings.RUNS_IDLE_TIMEOUT
                 said = f"The model's provider said nothing for {limit:g} seconds."
-                return Ending(failed, Error(ErrorCode.PROVIDER, said))
+                return Ending(failed, Failure(ErrorCode.PROVIDER, said))
             case StopReason.TOOL_TIME:
                 limit = settings.RUNS_TOOL_TIMEOUT
                 said = f"The tool {self._slow_tool_name} took longer than {limit:g} seconds."
-                return Ending(failed, Error(ErrorCode.TIMEOUT, said))
+                return Ending(failed, Failure(ErrorCode.TIMEOUT, said))
 
     async def _conclude(self, ending: Ending) -> None:
         """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
-        await self._saver.seal()
+        await self._saver.fence()
         if self._fenced:
             raise Fenced
         result = await self._write(ending)
-        if result is Result.CANCEL_FIRST:
+        if result is Outcome.CANCEL_FIRST:
             result = await self._write(Ending(RunStatus.CANCELLED))
-        if result is Result.FENCED:
+        if result is Outcome.FENCED:
             raise Fenced
 
-    async def _write(self, ending: Ending) -> Result:
+    async def _write(self, ending: Ending) -> Outcome:
         # A graph that ends on a tool call, to hand something over, has completed; its history cannot be sent.
         unanswered = ending.status is RunStatus.COMPLETED and self._translator.unanswered
         if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
@@ -355,17 +357,17 @@ class Execution:
         await self._log.flush()
         if ending.status is RunStatus.WAITING:
             return await _stubbornly(
-                lambda: in_thread(transitions.wait, self.run.id, self.run.claim, ending.questions)
+                lambda: in_thread(questions.wait, self.run.id, self.run.claim, ending.questions)
             )
         repaired = ending.status is RunStatus.COMPLETED
         if unanswered or ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
             repaired = await self._repair()
         return await self._finish(ending, repaired=repaired)
 
-    async def _finish(self, ending: Ending, *, repaired: bool) -> Result:
+    async def _finish(self, ending: Ending, *, repaired: bool) -> Outcome:
         return await _stubbornly(
             lambda: in_thread(
-                transitions.finish,
+                endings.finish,
                 self.run.id,
                 self.run.claim,
                 ending.status,
@@ -392,7 +394,7 @@ class Execution:
             logger.exception("The history of run %s is left to the next turn to repair.", self.run.id)
             return False
         finally:
-            await saver.seal()
+            await saver.fence()
 
 
 # What a process group needs to vanish after SIGKILL, and a stream to close, in seconds.

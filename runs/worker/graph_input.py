@@ -5,20 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from django.db.models import QuerySet
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command
 
+from runs import statements
 from runs.foundation.database import in_thread
-from runs.foundation.statements import Prepared
-from runs.lifecycle import transitions
+from runs.lifecycle import endings
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
-from runs.states import TERMINAL, Resolution
+from runs.states import Resolution
 from runs.translation.translator import Known, KnownCall
 
 # Messages, by the namespace of the graph that said them.
@@ -41,19 +40,14 @@ class Turn:
     order: list[str] = field(default_factory=list)  # user message ids of all turns, if there are such runs
 
 
-@Prepared
-def _run(run_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(id=run_id)
-
-
 def load(claimed: Run) -> Turn:
     """Read the turn of a run that was just claimed."""
-    run = _run(claimed.id)[0]
+    run = statements.run(claimed.id)[0]
     run.session = claimed.session
     continues = run.resumes_id is not None or run.answers is not None
     # One that has just begun has said nothing yet.
-    said = read(run) if continues or run.claim > 1 else transcript.read(run, ())
-    turn = Turn(run, said, continues, _known(run, said), brought_messages.pending(run.session))
+    said = read(run) if continues or run.claim > 1 else transcript.fold(run, ())
+    turn = Turn(run, said, continues, _known(run, said), brought_messages.not_in_checkpoint(run.session))
     _load_earlier(turn)
     return turn
 
@@ -61,7 +55,7 @@ def load(claimed: Run) -> Turn:
 def read(run: Run) -> Transcript:
     """What a run said, as one turn with the runs it resumes."""
     resumed = read(run.resumes) if run.resumes is not None else None
-    return transcript.read(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
+    return transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
 
 
 async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> tuple[Any, LeftBehind]:
@@ -81,13 +75,13 @@ async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
     if not turn.unrepaired or (turn.continues and await _is_under_way(graph, turn)):
         return
     session_id = turn.run.session_id
-    await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, seed=turn.seed)
-    await in_thread(transitions.mark_repaired, turn.unrepaired)
+    await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, brought=turn.seed)
+    await in_thread(endings.mark_repaired, turn.unrepaired)
 
 
 async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:
     state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
-    return _has_begun(turn, state_messages.messages(state))
+    return _has_begun(turn, state_messages.messages_of(state))
 
 
 def _has_begun(turn: Turn, stored: Sequence[BaseMessage]) -> bool:
@@ -98,8 +92,8 @@ def _has_begun(turn: Turn, stored: Sequence[BaseMessage]) -> bool:
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
     """Bring a turn that is about to end into order, once all it said is in the log."""
     said = await in_thread(lambda: read(Run.objects.get(id=run.id)))
-    seed = await in_thread(brought_messages.pending, run.session)
-    await repair(graph, run.session_id, [said], seed=seed)
+    seed = await in_thread(brought_messages.not_in_checkpoint, run.session)
+    await repair(graph, run.session_id, [said], brought=seed)
 
 
 async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> Any:
@@ -109,10 +103,10 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     if not turn.continues and not turn.seed:
         return {"messages": [message]}
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
-    stored = state_messages.messages(state)
+    stored = state_messages.messages_of(state)
     # One that continues may have died before its first checkpoint.
     if not turn.continues or not _has_begun(turn, stored):
-        return {"messages": [*brought_messages.missing(turn.seed, stored), message]}
+        return {"messages": [*brought_messages.to_prepend(turn.seed, stored), message]}
     answers = await in_thread(_answers, run)
     asked = {interrupt.id for interrupt in state.interrupts}
     given = {question: value for question, value in answers.items() if question in asked}
@@ -127,7 +121,7 @@ async def left_behind(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     if turn.run.resumes_id is None:
         return []
     state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}}, subgraphs=True)
-    found = [((), state_messages.messages(state)), *state_messages.inside(state)]
+    found = [((), state_messages.messages_of(state)), *state_messages.messages_of_subgraphs(state)]
     return [(namespace, _of_turn(turn, messages)) for namespace, messages in found]
 
 
@@ -145,17 +139,11 @@ def said_to(turn: Turn) -> str:
     return turn.said.user.id
 
 
-@Prepared
-def _unrepaired(session_id: Any, position: Any) -> QuerySet[Run]:
-    before = Run.objects.filter(session=session_id, position__lt=position)
-    return before.filter(status__in=TERMINAL, repaired=False).order_by("position")
-
-
 def _load_earlier(turn: Turn) -> None:
     first = turn.run
     while first.resumes is not None:
         first = first.resumes
-    for one in _unrepaired(first.session_id, first.position):
+    for one in statements.unrepaired_runs(first.session_id, first.position):
         turn.unrepaired.append(one.id)
         if one.resolution == Resolution.RETRIED:
             if one.message_id not in turn.dropped:

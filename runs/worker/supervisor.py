@@ -16,7 +16,7 @@ from runs.foundation import log_context
 from runs.foundation.database import in_thread
 from runs.foundation.host import this_host
 from runs.foundation.tasks import end
-from runs.lifecycle import dispatch, jobs, liveness, transitions
+from runs.lifecycle import dispatch, jobs, liveness, queue
 from runs.live.bus import Bus, Message, worker_group
 from runs.live.hub import Hub
 from runs.log.writer import EventWriter
@@ -194,7 +194,7 @@ class Supervisor(Engine):
         self._claim_wanted()
 
     async def _claim(self, session_id: UUID) -> None:
-        run = await in_thread(transitions.claim, session_id, self.id)
+        run = await in_thread(queue.claim, session_id, self.id)
         if run is None:
             return
         # A run that was ended without its execution: this one may not have heard of it yet.

@@ -39,7 +39,7 @@ class Servers:
         writing._logs.clear()
         writing._thread.shutdown(wait=False)
         for execution in executions:
-            await execution._saver.seal()
+            await execution._saver.fence()
         await _end(*supervisor._tasks, *supervisor._claims, *supervisor._after)
         for execution in executions:
             execution.token.work.cancel_tasks()

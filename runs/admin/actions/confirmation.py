@@ -12,8 +12,9 @@ from django.shortcuts import redirect
 
 from runs.admin.actions.commands import COMMANDS, LIMIT, Command, look, perform
 from runs.admin.base import ConsoleAdmin, actor_of, allowed
+from runs.foundation.limits import REASON_LIMIT
 from runs.models import Run
-from runs.operators import REASON_LIMIT, may_read
+from runs.operators import may_read
 
 # The key of the session under which the report of the last command is kept for its page.
 REPORT = "runs_report"

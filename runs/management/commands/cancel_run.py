@@ -7,7 +7,8 @@ from uuid import UUID
 from django.core.management.base import BaseCommand, CommandError
 
 from runs.errors import NotFound
-from runs.lifecycle import transitions
+from runs.foundation.limits import REASON_LIMIT
+from runs.lifecycle import cancelling
 from runs.models import Run
 from runs.states import CancelOutcome, CancelSource
 
@@ -24,8 +25,8 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, run: UUID, reason: str, **options: Any) -> str:
         try:
-            cancellation = transitions.request_cancel(
-                run, source=CancelSource.OPERATOR, reason=reason[:500], requested_by=None
+            cancellation = cancelling.request_cancel(
+                run, source=CancelSource.OPERATOR, reason=reason[:REASON_LIMIT], requested_by=None
             )
         except NotFound:
             raise CommandError(f"There is no run with the id {run}.") from None

@@ -1,8 +1,8 @@
 """The LangGraph checkpoints: where they are kept, and the fence that keeps late writers out.
 
-An execution writes through a ``FencedSaver``. Three things hold for each of its writes: it happens wholly
-or not at all, however the execution is cancelled; it happens only while the execution owns its run; and
-none of it leaves the shared connections in a state that hurts another run.
+An execution writes through a ``FencedSaver``. Each of its writes is atomic, however the execution is
+cancelled. It happens only while the execution owns its run. It leaves the shared connections clean for the
+other runs.
 """
 
 from collections.abc import AsyncIterator, Iterable
@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection
 
 from runs import process
-from runs.memory.checkpoints.gate import whole
+from runs.memory.checkpoints.fence import run_shielded
 from runs.memory.checkpoints.postgres import PostgresStorage, create_tables
 from runs.memory.checkpoints.saver import FencedSaver, ReadingSaver
 from runs.memory.checkpoints.sqlite import SqliteStorage
@@ -37,22 +37,22 @@ class Checkpoints:
         return cls(await SqliteStorage.open(settings.CHECKPOINT_PATH))
 
     async def close(self) -> None:
-        """Await what is in flight, then close. Nothing is left that keeps the process alive."""
-        await self._storage.gate.close()
+        """Await the operations in progress, then close the connections."""
+        await self._storage.fence.close()
         await self._storage.close()
 
     def fenced(self, run_id: UUID, claim: int) -> FencedSaver:
-        """The saver of one execution: the one that holds the run ``run_id`` under the number ``claim``."""
+        """A saver for the execution that holds the run ``run_id`` under the number ``claim``."""
         return self._storage.fenced_class(self._storage, Claim(run_id, claim))
 
     def reader(self) -> ReadingSaver:
-        """A saver that only reads, for histories."""
+        """A saver that only reads."""
         return ReadingSaver(self._storage)
 
     async def delete(self, thread_ids: Iterable[UUID]) -> None:
         """Delete all checkpoints of these sessions. Their executions must have ended or be fenced."""
         for thread_id in thread_ids:
-            await whole(partial(self._delete, str(thread_id)), self._storage.gate)
+            await run_shielded(partial(self._delete, str(thread_id)), self._storage.fence)
 
     async def _delete(self, thread_id: str) -> None:
         await self._storage.write(lambda saver: saver.adelete_thread(thread_id))
@@ -60,7 +60,7 @@ class Checkpoints:
 
 @asynccontextmanager
 async def process_checkpoints() -> AsyncIterator[Checkpoints]:
-    """The process's checkpoints; in a command, opened for the occasion."""
+    """The checkpoints of this process. A command, which has none, opens and closes them here."""
     if process.current is not None:
         yield process.current.checkpoints
         return

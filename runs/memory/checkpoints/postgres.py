@@ -12,7 +12,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from runs.errors import Fenced
-from runs.memory.checkpoints.gate import whole
+from runs.memory.checkpoints.fence import run_shielded
 from runs.memory.checkpoints.saver import FencedSaver
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 from runs.models import Run
@@ -22,12 +22,12 @@ T = TypeVar("T")
 Connection: TypeAlias = AsyncConnection[DictRow]
 
 POOL_SIZE = 8
-# How long, in seconds, a read or write waits for a connection while the database is away or all are in use.
+# Seconds that an operation waits for a connection while the database is away or all are in use.
 POOL_TIMEOUT = 10.0
-# One that cannot connect gives up after so many seconds, so that the next who asks tries anew and at once.
+# Seconds after which an attempt to connect gives up, so that the next operation tries again at once.
 RECONNECT_TIMEOUT = 5.0
 
-# Lets the event batches pass (FOR NO KEY UPDATE) and waits for a change of status (FOR UPDATE).
+# Allows event batches at the same time (FOR NO KEY UPDATE), and waits for a change of status (FOR UPDATE).
 LOCK_CLAIMED_RUN = (
     f"SELECT 1 FROM {Run._meta.db_table} WHERE id = %s AND claim = %s AND status = %s FOR KEY SHARE"  # noqa: S608
 )
@@ -39,8 +39,8 @@ class FencedPostgresSaver(FencedSaver):
     _storage: "PostgresStorage"
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        await whole(
-            lambda: self._storage.prune(thread_ids, strategy, self._claim), self._gate, self._storage.gate
+        await run_shielded(
+            lambda: self._storage.prune(thread_ids, strategy, self._claim), self._fence, self._storage.fence
         )
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
@@ -48,10 +48,10 @@ class FencedPostgresSaver(FencedSaver):
 
 
 class PostgresStorage(Storage):
-    """One shared pool; each operation gets a connection of its own, so executions do not wait for each other.
+    """One shared pool; each operation has its own connection, so executions do not wait for each other.
 
-    A write and the look at its run are one transaction. An operation whose connection breaks is done once
-    more on another one: reads and LangGraph's upserts may be repeated, and so may the look at the run.
+    A write and the check of its run are one transaction. An operation whose connection breaks is repeated
+    once on another one. All of them may be repeated: reads, LangGraph's upserts and the check of the run.
     """
 
     fenced_class = FencedPostgresSaver
@@ -66,8 +66,7 @@ class PostgresStorage(Storage):
         """Connect to a database of the settings. Raises psycopg_pool.PoolTimeout if it does not answer."""
 
         async def check(connection: Connection) -> None:
-            """The pool waits longer and longer between one dead connection and the next; so the first one
-            that is found dead renews all."""
+            """Renew all connections when one is dead: the pool would wait longer from one to the next."""
             try:
                 await pool.check_connection(connection)
             except psycopg.OperationalError:
@@ -101,7 +100,7 @@ class PostgresStorage(Storage):
             async with self._pool.connection() as connection:
                 return await operation(AsyncPostgresSaver(connection))
 
-        return await _once_more_if_broken(read)
+        return await _retry_if_broken(read)
 
     async def write(self, operation: Operation[T], claim: Claim | None = None) -> T:
         async def write() -> T:
@@ -112,10 +111,10 @@ class PostgresStorage(Storage):
                     await _lock_claimed_run(connection, claim)
                 return result
 
-        return await _once_more_if_broken(write)
+        return await _retry_if_broken(write)
 
     async def prune(self, thread_ids: Sequence[str], strategy: str, claim: Claim) -> None:
-        """LangGraph's prune, under the lock of the run: it has transactions of its own kind."""
+        """LangGraph's prune, while the run is locked: it makes its own transactions."""
         async with self._pool.connection() as connection, connection.transaction():
             await _lock_claimed_run(connection, claim)
             await AsyncPostgresSaver(self._pool).aprune(thread_ids, strategy=strategy)
@@ -132,24 +131,24 @@ def create_tables(using: str = DEFAULT_DB_ALIAS, **_signal: Any) -> None:
 
 
 def _parameters(using: str) -> dict[str, Any]:
-    """How Django connects to this database, with all limits of the settings, as psycopg takes it."""
+    """The connection parameters of Django for this database, as psycopg takes them."""
     parameters = connections[using].get_connection_params()
-    # Django's own cursors and adapters, which LangGraph's SQL is not made for.
+    # LangGraph's SQL does not work with Django's cursors and adapters.
     del parameters["cursor_factory"], parameters["context"]
     return parameters
 
 
 async def _lock_claimed_run(connection: Connection, claim: Claim) -> None:
-    """Keep the run's status as it is until this transaction ends; Fenced if it is not running as claimed."""
+    """Keep the run's status until this transaction ends. Raises Fenced if it is not running as claimed."""
     cursor = await connection.execute(LOCK_CLAIMED_RUN, (claim.run_id, claim.number, RunStatus.RUNNING.value))
     if await cursor.fetchone() is None:
         raise Fenced
 
 
-async def _once_more_if_broken(operation: Callable[[], Awaitable[T]]) -> T:
+async def _retry_if_broken(operation: Callable[[], Awaitable[T]]) -> T:
     try:
         return await operation()
     except PoolTimeout:
-        raise  # the database has been away for as long as we wait
+        raise  # it has waited long enough
     except psycopg.OperationalError:
         return await operation()

@@ -15,16 +15,16 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from runs.memory.checkpoints.gate import Gate, whole
+from runs.memory.checkpoints.fence import Fence, run_shielded
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 
 T = TypeVar("T")
 
 
 class ReadingSaver(BaseCheckpointSaver[str]):
-    """Reads checkpoints. Each read comes to its end before a cancel goes on, so none leaves a statement open.
+    """Reads checkpoints. A cancel does not cut a read short, so none leaves a statement open.
 
-    The methods without an ``a`` are for graphs in threads; on the event loop they raise InvalidStateError.
+    The methods without an ``a`` are for graphs in threads. On the event loop they raise InvalidStateError.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -41,7 +41,7 @@ class ReadingSaver(BaseCheckpointSaver[str]):
         return self._storage.versions.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> "ReadingSaver":
-        clone = copy.copy(self)  # shares the gate
+        clone = copy.copy(self)  # shares the fence
         clone._allowed = (*self._allowed, *extra_allowlist)
         clone.serde = self._storage.versions.with_allowlist(clone._allowed).serde
         return clone
@@ -60,8 +60,8 @@ class ReadingSaver(BaseCheckpointSaver[str]):
         async def collect(saver: Saver) -> list[CheckpointTuple]:
             return [found async for found in saver.alist(config, filter=filter, before=before, limit=limit)]
 
-        # All at once: LangGraph's savers hold their lock while they yield, and whoever reads a checkpoint's
-        # messages between two of them would wait for ever.
+        # All are collected first: LangGraph's savers hold their lock while they yield, so a caller that reads
+        # the messages of one checkpoint before the next would wait for ever.
         for found in await self._read(collect):
             yield found
 
@@ -97,7 +97,7 @@ class ReadingSaver(BaseCheckpointSaver[str]):
         async def read(saver: Saver) -> T:
             return await operation(saver.with_allowlist(self._allowed) if self._allowed else saver)
 
-        return await whole(lambda: self._storage.read(read), self._storage.gate)
+        return await run_shielded(lambda: self._storage.read(read), self._storage.fence)
 
     def _from_thread(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -105,29 +105,29 @@ class ReadingSaver(BaseCheckpointSaver[str]):
                 work.close()
                 raise asyncio.InvalidStateError("On the event loop, use the saver's async methods.")
         except RuntimeError:
-            pass  # a thread without a loop, as it should be
+            pass  # a thread without a loop, as expected
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 class FencedSaver(ReadingSaver):
-    """The saver of one execution. Its writes are whole, and there are none after the execution's end.
+    """The saver of one execution. Its writes are atomic, and there are none after the execution's end.
 
-    A write raises Fenced and changes nothing once the saver is sealed, or, on PostgreSQL, once the run is
-    not ``running`` under this claim: the terminal status is the fence, whichever process set it.
+    A write raises Fenced and changes nothing once the saver is fenced. On PostgreSQL it does so, too, once
+    the run is not ``running`` under this claim: there a terminal status fences, whichever process set it.
     """
 
     def __init__(self, storage: Storage, claim: Claim) -> None:
         super().__init__(storage)
         self._claim = claim
-        self._gate = Gate()
+        self._fence = Fence()
 
-    async def seal(self) -> None:
+    async def fence(self) -> None:
         """From now on writes raise Fenced. Returns when those that had begun have ended.
 
-        To be awaited before the terminal fact is committed. On SQLite, whose files belong to one process,
-        this is the fence; on PostgreSQL it closes this process's side early.
+        Await it before the terminal status is committed. On SQLite, whose files belong to one process, there
+        is no other fence.
         """
-        await self._gate.close()
+        await self._fence.close()
 
     async def aput(
         self,
@@ -172,6 +172,6 @@ class FencedSaver(ReadingSaver):
         self._from_thread(self.adelete_thread(thread_id))
 
     async def _write(self, operation: Operation[T]) -> T:
-        return await whole(
-            lambda: self._storage.write(operation, self._claim), self._gate, self._storage.gate
+        return await run_shielded(
+            lambda: self._storage.write(operation, self._claim), self._fence, self._storage.fence
         )

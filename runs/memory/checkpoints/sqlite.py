@@ -15,16 +15,16 @@ from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 
 T = TypeVar("T")
 
-# How long a statement waits, in seconds, while another process (a backup, a command) holds the file.
+# Seconds that a statement waits while another process (a backup, a command) holds the file.
 BUSY_TIMEOUT = 10.0
 
 
 class SqliteStorage(Storage):
-    """Two connections: one writes, one statement after the other; one only reads, and neither waits for
-    the other (WAL).
+    """Two connections: one writes, one statement after the other, and one reads. Neither waits for the other
+    (WAL).
 
-    The claim is not looked at: the runs are in another file, which no transaction here can include. One
-    process owns both files, so the gate of each ``FencedSaver`` is enough.
+    The claim is not checked: the runs are in another file, which no transaction here can include. One
+    process owns both files, so the fence of each ``FencedSaver`` is enough.
     """
 
     fenced_class = FencedSaver
@@ -36,13 +36,13 @@ class SqliteStorage(Storage):
         self._writer = writer
         self._reader = reader
         self._connections = connections
-        # LangGraph's own lock ends before a failed write is rolled back; the next one must not begin
-        # between, or it would be rolled back, too.
+        # LangGraph releases its own lock before a failed write is rolled back. A write that began in between
+        # would be rolled back, too.
         self._writing = asyncio.Lock()
 
     @classmethod
     async def open(cls, path: str | Path) -> "SqliteStorage":
-        """Open the file, made with its tables when missing."""
+        """Open the file. It and its tables are created when missing."""
         async with AsyncExitStack() as connections:
             writer, reader = [
                 AsyncSqliteSaver(
@@ -68,8 +68,8 @@ class SqliteStorage(Storage):
             try:
                 return await operation(self._writer)
             except BaseException:
-                # It may have failed between its statement and its commit. All runs share the connection:
-                # the transaction left open would take in what they write next.
+                # It may have failed between its statement and its commit. All runs share the connection, so
+                # their next writes would join the transaction that is still open.
                 await self._writer.conn.rollback()
                 raise
 
@@ -80,15 +80,14 @@ class SqliteStorage(Storage):
 async def _set_up(saver: AsyncSqliteSaver) -> None:
     """Make the tables and set the journal mode to WAL.
 
-    Two processes that switch the same new file at once get in each other's way, and SQLite then fails
-    without having waited.
+    When two processes switch the same new file at once, SQLite fails without waiting, so it is tried again.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT
     while True:
         try:
             return await saver.setup()
         except sqlite3.OperationalError as error:
-            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte says it in general
+            busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte is the primary code
             if not busy or time.monotonic() > deadline:
                 raise
         await asyncio.sleep(0.05)

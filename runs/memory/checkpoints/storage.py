@@ -1,4 +1,4 @@
-"""What a database has to offer for checkpoints to be kept in it."""
+"""The interface of a database that keeps checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
@@ -8,7 +8,7 @@ from uuid import UUID
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from runs.memory.checkpoints.gate import Gate
+from runs.memory.checkpoints.fence import Fence
 
 if TYPE_CHECKING:
     from runs.memory.checkpoints.saver import FencedSaver
@@ -20,7 +20,7 @@ Operation: TypeAlias = Callable[[Saver], Coroutine[Any, Any, T]]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What entitles an execution to write: its run, and the number under which it claimed it."""
+    """The right of an execution to write: its run, and the claim number it has of it."""
 
     run_id: UUID
     number: int
@@ -29,29 +29,29 @@ class Claim:
 class Storage(ABC):
     """One database with checkpoints, opened on one event loop.
 
-    Only ever called in the tasks that ``whole`` makes, so neither method is cancelled half-way.
+    ``run_shielded`` calls ``read`` and ``write``, so no cancel cuts them short.
     """
 
-    fenced_class: "ClassVar[type[FencedSaver]]"  # has the capabilities of LangGraph's own saver, no more
+    fenced_class: "ClassVar[type[FencedSaver]]"  # can do what LangGraph's saver for this database can
 
     def __init__(self) -> None:
-        self.gate = Gate()  # everything passes it; closed when the process leaves
+        self.fence = Fence()  # of all operations; closed when the process leaves
 
     @property
     @abstractmethod
     def versions(self) -> Saver:
-        """A saver that knows how this database numbers versions and how values are serialised."""
+        """LangGraph's saver for this database; used for its serialiser and its version numbers."""
 
     @abstractmethod
     async def read(self, operation: Operation[T]) -> T:
-        """The result of an operation that only reads."""
+        """Run an operation that only reads; its result."""
 
     @abstractmethod
     async def write(self, operation: Operation[T], claim: Claim | None = None) -> T:
-        """The result of an operation that happens wholly or not at all.
+        """Run an operation atomically; its result.
 
-        Raises Fenced, and changes nothing, if ``claim`` does not hold its run any more and the database
-        can tell.
+        Raises Fenced and changes nothing if the database can see that ``claim`` does not hold its run any
+        more.
         """
 
     @abstractmethod

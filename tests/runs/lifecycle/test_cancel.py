@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from runs import operations
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import questions
 from runs.models import Cancellation, RunEvent, Session, ToolCall
 from runs.worker import graph_input
 from tests.fakes import (
@@ -279,7 +279,7 @@ async def test_a_run_that_its_own_checkpoint_finds_lost_leaves_nothing_at_work(s
     await begun.wait()
     [execution] = stage.engine.executions.values()
 
-    await execution._saver.seal()
+    await execution._saver.fence()
     go_on.set()
 
     await asyncio.wait_for(execution.ended.wait(), 10 * PATIENCE)
@@ -596,13 +596,13 @@ async def test_cancel_against_the_natural_end_gives_one_ending(stage):
 async def test_a_cancel_before_a_question_leaves_the_same_words_everywhere(stage, monkeypatch):
     """It is accepted when the graph has asked, and before that is written."""
     stage.script.add(call("ask", question="Go?"))
-    wait = transitions.wait
+    wait = questions.wait
 
     def be_cancelled_first(run_id, *of):
         operations.cancel_run(stage.owner, run_id)
         return wait(run_id, *of)
 
-    monkeypatch.setattr(transitions, "wait", be_cancelled_first)
+    monkeypatch.setattr(questions, "wait", be_cancelled_first)
     run_id = await stage.start()
     ended = await terminal(run_id)
 

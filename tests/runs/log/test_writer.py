@@ -9,7 +9,7 @@ from django.db import DataError, connection
 from django.test.utils import CaptureQueriesContext
 
 from runs import operations
-from runs.lifecycle import transitions
+from runs.lifecycle import queue
 from runs.log import tool_calls, writer
 from runs.log.writer import EventWriter
 from runs.models import Run, RunEvent, Session, Worker
@@ -37,7 +37,7 @@ def claimed(alice):
         sessions = [Session.objects.create(owner=alice, agent="assistant") for _ in range(count)]
         for session in sessions:
             operations.start_turn(alice, session.id, "go")
-        return [Claimed(transitions.claim(session.id, worker.id)) for session in sessions]
+        return [Claimed(queue.claim(session.id, worker.id)) for session in sessions]
 
     return claim
 

@@ -90,7 +90,7 @@ class Store:
         self._run = new_run()
 
     def saver(self):
-        """A saver with a gate of its own."""
+        """A saver with its own fence."""
         return self.checkpoints.fenced(self._run, 1)
 
 
@@ -237,7 +237,7 @@ async def test_a_saver_with_an_allowlist_has_the_same_fence(store):
     allowed = saver.with_allowlist([("decimal", "Decimal")])
     await put(allowed, thread, words="a")[0]
     assert await allowed.aget_tuple(generate_config(thread)) is not None
-    await saver.seal()
+    await saver.fence()
     with pytest.raises(Fenced):
         await put(allowed, thread, words="b")[0]
 
@@ -425,12 +425,12 @@ async def test_executions_write_at_the_same_time(store):
 # The fence
 
 
-async def test_after_sealing_nothing_is_written(store):
+async def test_after_fencing_nothing_is_written(store):
     saver = store.saver()
     coroutine, config = put(saver, str(uuid.uuid4()), words="a")
     await coroutine
-    await saver.seal()
-    await saver.seal()
+    await saver.fence()
+    await saver.fence()
     thread = config["configurable"]["thread_id"]
     for late in (
         put(saver, thread, words="late")[0],
@@ -444,7 +444,7 @@ async def test_after_sealing_nothing_is_written(store):
     assert await stored(saver, config) == {}  # and reading goes on
 
 
-async def test_sealing_awaits_what_is_in_flight(store):
+async def test_fencing_awaits_what_is_in_flight(store):
     reader = store.checkpoints.reader()
     chance = random.Random(6)
     for _ in range(40):
@@ -453,10 +453,10 @@ async def test_sealing_awaits_what_is_in_flight(store):
         tasks = [asyncio.create_task(coroutine) for coroutine, _ in puts]
         for _ in range(chance.randrange(4)):
             await asyncio.sleep(0)
-        await saver.seal()
+        await saver.fence()
         counts = [await reader.aget_tuple(config) is not None for _, config in puts]
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        # What had begun is there when seal() returns; what had not is refused.
+        # What had begun is there when fence() returns; what had not is refused.
         assert counts == [not isinstance(result, Fenced) for result in results]
 
 
@@ -484,7 +484,7 @@ async def test_a_straggler_cannot_rewrite_history_through_an_old_checkpoint(stor
     first = graph.compile(saver)
     await first.ainvoke({"words": ["question 1"]}, config, durability="sync")
     old = [found async for found in saver.alist(config)][1].config  # the one the node worked on
-    await saver.seal()
+    await saver.fence()
 
     second = graph.compile(store.saver())
     await second.ainvoke({"words": ["question 2"]}, config, durability="sync")

@@ -1,6 +1,6 @@
 """A machine that lets executions write checkpoints to a storage that takes its time.
 
-Their callers are cancelled, writes fail, savers are sealed and the process leaves, in any order. The storage
+Their callers are cancelled, writes fail, savers are fenced and the process leaves, in any order. The storage
 here does nothing but wait until it is told how an operation ends, so each step is over at once.
 """
 
@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from langgraph.checkpoint.memory import InMemorySaver
 
 from runs.errors import Fenced
-from runs.memory.checkpoints import gate
+from runs.memory.checkpoints import fence
 from runs.memory.checkpoints.saver import FencedSaver
 from runs.memory.checkpoints.storage import Claim, Storage
 
@@ -96,10 +96,10 @@ class Writes(RuleBasedStateMachine):
     def begin(self):
         Writes.lives += 1
         self.loop = asyncio.new_event_loop()
-        gate.logger.disabled = True  # it tells of each write that fails under a cancel
+        fence.logger.disabled = True  # it tells of each write that fails under a cancel
         self.run(self.set_up())
         self.calls = []
-        self.seals = {}  # by saver, the task that seals it
+        self.fences = {}  # by saver, the task that fences it
         self.leaving = None
 
     async def set_up(self):
@@ -108,25 +108,25 @@ class Writes(RuleBasedStateMachine):
         self.savers = [FencedSaver(self.storage, claim) for claim in self.claims]
 
     def teardown(self):
-        gate.logger.disabled = False
+        fence.logger.disabled = False
         if not hasattr(self, "loop"):
             return
         for held in self.storage.held:
             if not held.until.done():
                 held.until.set_result(None)
-        tasks = [call.task for call in self.calls] + list(self.seals.values())
+        tasks = [call.task for call in self.calls] + list(self.fences.values())
         self.run(asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5) if tasks else settle())
         self.loop.close()
 
     @rule(s=st.integers(0, 1), kind=st.sampled_from(sorted(CALLS)), allowlisted=st.booleans())
     def call(self, s, kind, allowlisted):
         saver = self.savers[s].with_allowlist([("module", "name")]) if allowlisted else self.savers[s]
-        may = self.leaving is None and (kind == READ or s not in self.seals)
+        may = self.leaving is None and (kind == READ or s not in self.fences)
         before = len(self.storage.held)
         task = self.start(CALLS[kind](saver))
         began = self.storage.held[before:]
         if not may:
-            assert not began, "an operation began behind a closed gate"
+            assert not began, "an operation began behind a closed fence"
             assert isinstance(task.exception(), Fenced)
             return
         (held,) = began
@@ -156,25 +156,25 @@ class Writes(RuleBasedStateMachine):
             assert isinstance(call.task.exception(), OSError if fails else type(None))
         assert call.held.done == ([] if fails else [call.kind])
 
-    @precondition(lambda self: len(self.seals) < 2)
+    @precondition(lambda self: len(self.fences) < 2)
     @rule(s=st.integers(0, 1))
-    def seal(self, s):
-        if s not in self.seals:
-            self.seals[s] = self.start(self.savers[s].seal())
+    def fence(self, s):
+        if s not in self.fences:
+            self.fences[s] = self.start(self.savers[s].fence())
 
     @precondition(lambda self: self.leaving is None and len(self.calls) > 3)
     @rule()
     def leave(self):
-        self.leaving = self.start(self.storage.gate.close())
+        self.leaving = self.start(self.storage.fence.close())
 
     @invariant()
     def all_is_well(self):
         for call in self.calls:
             assert not call.held.cut, "an operation was cut half-way"
             assert call.held.until.done() or not call.task.done(), "a caller did not wait for its operation"
-        for s, task in self.seals.items():
+        for s, task in self.fences.items():
             under_way = [call for call in self.open() if call.s == s and call.kind != READ]
-            assert task.done() is (not under_way), "a saver was sealed while it wrote"
+            assert task.done() is (not under_way), "a saver was fenced while it wrote"
         if self.leaving is not None:
             assert self.leaving.done() is (not self.open()), "the process left while it wrote or read"
 

@@ -1,7 +1,7 @@
-"""One assistant message with none but whole calls, in every place where providers' clients keep them.
+"""Remove incomplete calls from one assistant message, in every place where providers' clients keep calls.
 
-A call that was cut, or that cannot be read, must be gone everywhere: from the message's calls, from the
-blocks of its content, from ``additional_kwargs``. Clients send on what they find there.
+A call that was cut off or cannot be read must be removed from the message's calls, from the blocks of its
+content and from ``additional_kwargs``: clients send what they find in any of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolCall, ToolMessage, message_chunk_to_message
 
-# Blocks of a content list that spell a call out: Anthropic, OpenAI's Responses API, LangChain's own.
+# Content blocks that contain a call: Anthropic, OpenAI's Responses API, LangChain's own.
 _CALL_BLOCKS = frozenset(
     (
         "tool_use",
@@ -21,46 +21,46 @@ _CALL_BLOCKS = frozenset(
         "invalid_tool_call",
     )
 )
-# Calls that the provider runs itself; the result is a block of the same message.
+# Calls that the provider executes; their results are blocks of the same message.
 _SERVER_CALL_BLOCKS = frozenset(
     ("server_tool_use", "mcp_tool_use", "server_tool_call", "server_tool_call_chunk")
 )
-_THOUGHT_BLOCKS = frozenset(("reasoning", "thinking", "redacted_thinking"))
+_REASONING_BLOCKS = frozenset(("reasoning", "thinking", "redacted_thinking"))
 
 
-def whole_message(
+def drop_incomplete_calls(
     message: AIMessage, results: Mapping[str, ToolMessage], *, is_legacy_call: bool = False
 ) -> tuple[AIMessage | None, int]:
-    """The message with none but whole calls, None if nothing is left, and how many calls were dropped.
+    """The message without incomplete calls (None if nothing is left), and how many calls were dropped.
 
-    It is the same object if it is so already. ``results`` are those of its calls, by id; a legacy call is
-    answered by the FunctionMessage behind it.
+    It is the same object if nothing has to be changed. ``results`` are the results of its calls, by call id.
+    ``is_legacy_call``: a FunctionMessage behind it is the result of its ``function_call``.
     """
-    whole = (
+    complete = (
         cast(AIMessage, message_chunk_to_message(message)) if isinstance(message, AIMessageChunk) else message
     )
     calls: dict[str, ToolCall] = {}
-    for call in whole.tool_calls:
+    for call in complete.tool_calls:
         if call["id"] and call["name"]:
             calls.setdefault(call["id"], call)
-    # A broken call that was answered (with an error, to let the model try again) has to stay, as a call
-    # that can be sent: clients send the broken arguments as they are, and providers refuse them.
-    mended: dict[str, ToolCall] = {}
-    for broken in whole.invalid_tool_calls:
+    # An invalid call that has a result (an error, so that the model tries again) must stay. Its arguments are
+    # made empty: clients send the invalid ones as they are, and providers refuse them.
+    emptied: dict[str, ToolCall] = {}
+    for broken in complete.invalid_tool_calls:
         call_id = broken["id"] or ""
         if call_id in results and call_id not in calls and (name := broken["name"] or results[call_id].name):
-            mended[call_id] = ToolCall(type="tool_call", id=call_id, name=name, args={})
-    dropped = len(whole.tool_calls) + len(whole.invalid_tool_calls) - len(calls) - len(mended)
-    content = _whole_content(whole.content, calls, mended)
-    kwargs = _whole_kwargs(whole.additional_kwargs, calls, is_legacy_call)
-    if dropped or mended or content is not whole.content or kwargs is not whole.additional_kwargs:
-        metadata = whole.response_metadata
-        # With the provider's id of the response its client would send only what follows, and the
-        # provider would take the response as it remembers it.
+            emptied[call_id] = ToolCall(type="tool_call", id=call_id, name=name, args={})
+    dropped = len(complete.tool_calls) + len(complete.invalid_tool_calls) - len(calls) - len(emptied)
+    content = _content_without(complete.content, calls, emptied)
+    kwargs = _kwargs_without(complete.additional_kwargs, calls, is_legacy_call)
+    if dropped or emptied or content is not complete.content or kwargs is not complete.additional_kwargs:
+        metadata = complete.response_metadata
+        # With the provider's id of the response, its client would send only what follows, and the provider
+        # would use its own copy of the response.
         metadata = {key: value for key, value in metadata.items() if key != "id"}
-        whole = whole.model_copy(
+        complete = complete.model_copy(
             update={
-                "tool_calls": [*calls.values(), *mended.values()],
+                "tool_calls": [*calls.values(), *emptied.values()],
                 "invalid_tool_calls": [],
                 "content": content,
                 "additional_kwargs": kwargs,
@@ -68,15 +68,15 @@ def whole_message(
             }
         )
     says_something = (
-        whole.tool_calls or whole.text.strip() or is_legacy_call or _has_other_content(whole.content)
+        complete.tool_calls or complete.text.strip() or is_legacy_call or _has_other_content(complete.content)
     )
-    return (whole if says_something else None), dropped
+    return (complete if says_something else None), dropped
 
 
-def _whole_content(
-    content: str | list[Any], calls: Mapping[str, Any], mended: Mapping[str, Any]
+def _content_without(
+    content: str | list[Any], calls: Mapping[str, Any], emptied: Mapping[str, Any]
 ) -> str | list[Any]:
-    """The content without blocks of calls that are gone; the same object if there are none."""
+    """The content without blocks of dropped calls; the same object if there are none."""
     if isinstance(content, str):
         return content
     blocks = [block for block in content if isinstance(block, dict)]
@@ -93,7 +93,7 @@ def _whole_content(
             return block.get("id") in answered
         if kind.endswith("tool_result"):
             return _answers(block) in asked
-        # Searches and the like of the Responses API carry their state themselves.
+        # Blocks of the Responses API for searches and the like have their state in themselves.
         return not (
             kind.endswith("_call") and block.get("status") in ("in_progress", "searching", "incomplete")
         )
@@ -101,8 +101,8 @@ def _whole_content(
     kept = [block for block in content if stays(block)]
     if len(kept) == len(content):
         return content
-    # A thought must be followed by what it led to; that may just have gone.
-    while kept and isinstance(kept[-1], dict) and kept[-1].get("type") in _THOUGHT_BLOCKS and not mended:
+    # A reasoning block must be followed by what it led to, which may have been dropped.
+    while kept and isinstance(kept[-1], dict) and kept[-1].get("type") in _REASONING_BLOCKS and not emptied:
         kept.pop()
     return kept
 
@@ -112,8 +112,8 @@ def _answers(block: Mapping[str, Any]) -> Any:
     return block.get("tool_use_id") or block.get("tool_call_id")
 
 
-def _whole_kwargs(kwargs: dict[str, Any], calls: Mapping[str, Any], is_legacy_call: bool) -> dict[str, Any]:
-    """``additional_kwargs`` without calls that are gone; OpenAI's client would send them."""
+def _kwargs_without(kwargs: dict[str, Any], calls: Mapping[str, Any], is_legacy_call: bool) -> dict[str, Any]:
+    """``additional_kwargs`` without dropped calls; OpenAI's client would send them."""
     listed: Sequence[Any] = kwargs.get("tool_calls") or ()
     left = [call for call in listed if call.get("id") in calls]
     if len(left) == len(listed) and ("function_call" not in kwargs or is_legacy_call):
@@ -127,8 +127,8 @@ def _whole_kwargs(kwargs: dict[str, Any], calls: Mapping[str, Any], is_legacy_ca
 
 
 def _has_other_content(content: str | list[Any]) -> bool:
-    """Pictures, sound, results of searches: something that is neither text nor a thought."""
+    """Whether there is something besides text and reasoning: images, audio, search results."""
     return isinstance(content, list) and any(
-        isinstance(block, dict) and block.get("type") not in _THOUGHT_BLOCKS | {"text", "output_text"}
+        isinstance(block, dict) and block.get("type") not in _REASONING_BLOCKS | {"text", "output_text"}
         for block in content
     )

@@ -1,8 +1,8 @@
-"""Querysets that are compiled once.
+"""SQL for what every turn does: querysets compiled once, and rows written without ``Model.save``.
 
-Django builds the SQL of a queryset anew each time, which costs ten times as much as the statement itself.
-That is nothing to a page; of what each turn asks for, it would be nearly all of the cost. What is prepared
-stays written in the ORM: lookups, locks, conversions and instances are Django's.
+Django builds the SQL of a queryset each time, which costs ten times as much as executing the statement.
+A page does not notice that; for the statements of a turn it would be nearly the whole cost. A compiled
+queryset is still written in the ORM: lookups, locks, conversions and instances are Django's.
 """
 
 import re
@@ -25,7 +25,7 @@ _uuid = UUIDField().get_db_prep_value
 
 
 class Parameter(Expression):
-    """Stands for a value that comes with each call."""
+    """Stands for a value that is given with each call."""
 
     def __init__(self, place: int) -> None:
         super().__init__()
@@ -35,28 +35,28 @@ class Parameter(Expression):
         return "%s", [self]
 
 
-class Prepared(Generic[T]):
-    """``prepared(*values)`` is the list of what ``build(*values)`` gives.
+class Statement(Generic[T]):
+    """A queryset that is compiled once: ``statement(*values)`` is the list of what ``build(*values)`` gives.
 
-    ``build`` is called with a parameter in place of each value, and with a list of parameters in place of a
-    list, which ``__in`` takes. A list is filled up with its last value to one of few lengths; an empty one
-    gives nothing. What is asked for are instances, annotated or not but without related ones, or values_list.
-    Ids have to be UUIDs: their text would be taken for a text.
+    ``build`` is called with a parameter in place of each value. In place of a list, for ``__in``, it gets a
+    list of parameters. Lists are filled up with their last value to a power of two, so that few lengths are
+    compiled. For an empty list the result is empty. The queryset may give instances, annotated or not but
+    without related ones, or values_list. Ids must be UUIDs, not their texts.
     """
 
     def __init__(self, build: Callable[..., QuerySet[Any, T]]) -> None:
         self._build = build
-        self._statements: dict[tuple[int | None, ...], _Statement] = {}
+        self._compiled: dict[tuple[int | None, ...], _Compiled] = {}  # by the lengths of the lists
 
     def __call__(self, *values: Any) -> list[T]:
         if [] in values:
             return []
         given = [_filled(value) if isinstance(value, list) else value for value in values]
         shape = tuple(len(value) if isinstance(value, list) else None for value in given)
-        statement = self._statements.get(shape)
-        if statement is None:
-            statement = self._statements[shape] = _compile(self._build, shape)
-        return statement.execute(given)
+        compiled = self._compiled.get(shape)
+        if compiled is None:
+            compiled = self._compiled[shape] = _compile(self._build, shape)
+        return compiled.execute(given)
 
     def first(self, *values: Any) -> T | None:
         """The first of them, or None."""
@@ -64,16 +64,16 @@ class Prepared(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Statement:
-    """What a queryset was compiled to."""
+class _Compiled:
+    """The compiled form of a queryset."""
 
     sql: str
     parameters: tuple[Any, ...]  # a Parameter, or the value itself
     converters: list[tuple[int, Any, Any]]  # (column, functions, expression)
-    make: Callable[[Row], Any]  # what is wanted of a row
+    make: Callable[[Row], Any]  # makes an instance or a tuple of a row
 
     def execute(self, values: Sequence[Any]) -> list[Any]:
-        connection = connections[DEFAULT_DB_ALIAS]  # itself: its proxy looks for it at each touch
+        connection = connections[DEFAULT_DB_ALIAS]  # the proxy django.db.connection costs at each access
         flat = [
             _uuid(value, connection) if isinstance(value, UUID) else value
             for given in values
@@ -93,7 +93,7 @@ class _Statement:
 
 
 def insert(instance: Model) -> None:
-    """Make the row of a new instance, which has all of its values; costs half of its own ``save``."""
+    """Insert a new instance that has all of its values. Costs half as much as ``Model.save``."""
     fields: Sequence[Any] = instance._meta.concrete_fields
     connection = connections[DEFAULT_DB_ALIAS]
     columns = ", ".join(f'"{field.column}"' for field in fields)
@@ -106,8 +106,8 @@ def insert(instance: Model) -> None:
     instance._state.adding, instance._state.db = False, connection.alias
 
 
-def save(instance: Model, names: Iterable[str]) -> None:
-    """Write these fields of an instance whose row is there; costs a fifth of its own ``save``."""
+def update(instance: Model, names: Iterable[str]) -> None:
+    """Write the fields ``names`` of an instance that has a row. Costs a fifth of ``Model.save``."""
     fields: list[Any] = [instance._meta.get_field(name) for name in names]
     assignments = ", ".join(f'"{field.column}" = %s' for field in fields)
     key: Any = instance._meta.pk
@@ -120,11 +120,11 @@ def save(instance: Model, names: Iterable[str]) -> None:
 
 
 def _values(instance: Model, fields: Sequence[Any], connection: BaseDatabaseWrapper) -> list[Any]:
-    """What goes into the columns of these fields."""
+    """The values of these fields as the database takes them."""
     return [field.get_db_prep_save(getattr(instance, field.attname), connection) for field in fields]
 
 
-def _compile(build: Callable[..., QuerySet[Any, Any]], shape: tuple[int | None, ...]) -> _Statement:
+def _compile(build: Callable[..., QuerySet[Any, Any]], shape: tuple[int | None, ...]) -> _Compiled:
     places = count()
     given = [
         Parameter(next(places)) if length is None else [Parameter(next(places)) for _ in range(length)]
@@ -136,7 +136,7 @@ def _compile(build: Callable[..., QuerySet[Any, Any]], shape: tuple[int | None, 
     converters = compiler.get_converters([column[0] for column in compiler.select])
     is_model = issubclass(queryset._iterable_class, ModelIterable)
     sql, left = _with_constants(sql, parameters)
-    return _Statement(
+    return _Compiled(
         sql,
         left,
         [(column, *converter) for column, converter in converters.items()],
@@ -145,10 +145,10 @@ def _compile(build: Callable[..., QuerySet[Any, Any]], shape: tuple[int | None, 
 
 
 def _with_constants(sql: str, parameters: Iterable[Any]) -> tuple[str, tuple[Any, ...]]:
-    """The SQL with the numbers and names among its parameters written into it, and the parameters left.
+    """The SQL with integers and simple words written into it, and the other parameters.
 
-    SQLite plans a statement anew whenever it is given a value that decides whether a partial index will do,
-    such as a status, and that takes several times as long as the statement itself.
+    As a parameter, a value that decides whether a partial index fits, such as a status, makes SQLite plan
+    the statement each time. That takes several times as long as executing it.
     """
     text, *others = sql.split("%s")
     left = []

@@ -1,4 +1,4 @@
-"""Operations that are never cut half-way, and gates that close behind them."""
+"""Checkpoint operations that no cancel cuts short, and the fence behind which none begins."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Gate:
+class Fence:
     """Lets operations begin until it is closed, and knows which of them have not ended."""
 
     def __init__(self) -> None:
@@ -25,32 +25,32 @@ class Gate:
         task.add_done_callback(self._inside.discard)
 
     async def close(self) -> None:
-        """Let nothing begin any more, and await what has begun. Closing twice is harmless."""
+        """Let no operation begin any more, and await those that have begun. May be called again."""
         self.closed = True
         while self._inside:
             await asyncio.wait(self._inside)
 
 
-async def whole(operation: Callable[[], Coroutine[Any, Any, T]], *gates: Gate) -> T:
-    """Do ``operation`` to its end, even if the caller is cancelled meanwhile; then the cancel goes on.
+async def run_shielded(operation: Callable[[], Coroutine[Any, Any, T]], *fences: Fence) -> T:
+    """Run ``operation`` to its end and return its result. A cancel of the caller is raised after that end.
 
-    Raises Fenced when one of the gates is closed. The operation runs in a task of its own and outside of
-    the caller's context, so that it counts for no run: it is the engine's work, not the graph's.
+    Raises Fenced if one of the fences is closed. The operation runs in its own task and outside the caller's
+    context: it is the engine's work, so it must not be counted as work of the run.
     """
-    if any(gate.closed for gate in gates):
+    if any(fence.closed for fence in fences):
         raise Fenced
     task = asyncio.get_running_loop().create_task(operation(), name="checkpoint", context=Context())
-    for gate in gates:
-        gate.enter(task)
+    for fence in fences:
+        fence.enter(task)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.wait((task,))  # which, unlike awaiting the task, does not pass the cancel on to it
+            await asyncio.wait((task,))  # unlike awaiting the task, this does not cancel it, too
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is None:
         return task.result()
     if not task.cancelled() and (failure := task.exception()) and not isinstance(failure, Fenced):
-        # The caller will hear of its cancel only, so this is the one place to tell.
+        # The caller gets its cancel, not this error, so it is logged here.
         logger.error("A checkpoint operation failed while its run was being cancelled.", exc_info=failure)
     raise cancelled

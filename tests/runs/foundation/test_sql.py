@@ -1,4 +1,4 @@
-"""Prepared querysets: what the ORM gives, without building its SQL each time."""
+"""Compiled querysets: what the ORM gives, without building its SQL each time."""
 
 from uuid import uuid4
 
@@ -6,8 +6,9 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from runs.foundation import statements
-from runs.foundation.statements import Parameter, Prepared
+from runs import statements
+from runs.foundation import sql
+from runs.foundation.sql import Parameter, Statement
 from runs.models import Run, Session
 from runs.wire import representations
 
@@ -26,8 +27,8 @@ def built():
 
 
 def test_instances_are_those_of_the_orm(sessions):
-    prepared = Prepared(lambda key: Session.objects.filter(id=key))
-    [found] = prepared(sessions[1].id)
+    statement = Statement(lambda key: Session.objects.filter(id=key))
+    [found] = statement(sessions[1].id)
     expected = Session.objects.get(id=sessions[1].id)
     assert {**vars(found), "_state": None} == {**vars(expected), "_state": None}
     found.title = "changed"
@@ -38,7 +39,7 @@ def test_instances_are_those_of_the_orm(sessions):
 def test_a_run_remembers_what_its_row_held(sessions):
     session = sessions[0]
     run = Run.objects.create(session=session, line=1, message_id="m", input="hi")
-    [found] = Prepared(lambda key: Run.objects.filter(id=key))(run.id)
+    [found] = Statement(lambda key: Run.objects.filter(id=key))(run.id)
     found.input = "changed"
     with CaptureQueriesContext(
         connection,
@@ -60,7 +61,7 @@ def test_what_is_inserted_is_what_save_would_have_made(sessions, alice):
 
     inserted, saved = made(1), made(2)
     with CaptureQueriesContext(connection) as queries:
-        statements.insert(inserted)
+        sql.insert(inserted)
     assert len(queries) == 1
     saved.save(force_insert=True)
     stored, expected = (Run.objects.values().get(id=one.id) for one in (inserted, saved))
@@ -75,10 +76,10 @@ def test_it_is_built_once_whatever_the_values(sessions, built):
         built.append(key)
         return Session.objects.filter(id=key).values_list("title", "id")
 
-    prepared = Prepared(build)
-    assert [prepared(one.id) for one in sessions] == [[(one.title, one.id)] for one in sessions]
-    assert prepared(uuid4()) == []
-    assert prepared.first(uuid4()) is None
+    statement = Statement(build)
+    assert [statement(one.id) for one in sessions] == [[(one.title, one.id)] for one in sessions]
+    assert statement(uuid4()) == []
+    assert statement.first(uuid4()) is None
     assert len(built) == 1
 
 
@@ -87,21 +88,21 @@ def test_lists_of_any_length_share_few_statements(sessions, built):
         built.append(len(keys))
         return Session.objects.filter(id__in=keys).order_by("title").values_list("title")
 
-    prepared = Prepared(build)
+    statement = Statement(build)
     for length in range(6):
-        titles = [title for (title,) in prepared([one.id for one in sessions[:length]])]
+        titles = [title for (title,) in statement([one.id for one in sessions[:length]])]
         assert titles == [one.title for one in sessions[:length]]
     assert built == [1, 2, 4, 8]
 
 
 def test_values_keep_their_places_among_each_other_and_among_constants(sessions, alice, bob):
-    prepared = Prepared(
+    statement = Statement(
         lambda owner, title: Session.objects.filter(origin="chat", title=title, owner=owner).values_list(
             "title"
         )
     )
-    assert prepared(alice.pk, "3") == [("3",)]
-    assert prepared(bob.pk, "3") == []
+    assert statement(alice.pk, "3") == [("3",)]
+    assert statement(bob.pk, "3") == []
 
 
 @pytest.mark.parametrize(
@@ -109,35 +110,35 @@ def test_values_keep_their_places_among_each_other_and_among_constants(sessions,
 )
 def test_a_constant_is_what_it_says(sessions, title):
     Session.objects.filter(id=sessions[3].id).update(title=title, last_line=7)
-    prepared = Prepared(
+    statement = Statement(
         lambda key: Session.objects.filter(id=key, title=title, last_line=7, last_position__gt=-1)
     )
-    assert prepared(sessions[3].id) == [sessions[3]]
-    assert prepared(sessions[2].id) == []
+    assert statement(sessions[3].id) == [sessions[3]]
+    assert statement(sessions[2].id) == []
 
 
 def test_a_status_is_no_parameter_since_sqlite_would_plan_the_statement_anew_each_time(sessions):
-    prepared = Prepared(
+    statement = Statement(
         lambda key: Run.objects.filter(session=key, status__in=("queued", "running")).values_list("status")
     )
-    prepared(sessions[0].id)
-    [statement] = prepared._statements.values()
-    assert [type(left) for left in statement.parameters] == [Parameter]
+    statement(sessions[0].id)
+    [compiled] = statement._compiled.values()
+    assert [type(left) for left in compiled.parameters] == [Parameter]
 
 
 def test_annotations_come_with_the_instances(sessions):
     Run.objects.create(session=sessions[2], line=1, message_id="m", input="hi")
-    prepared = Prepared(lambda keys: representations.with_status(Session.objects.filter(id__in=keys)))
+    statement = Statement(lambda keys: representations.with_status(Session.objects.filter(id__in=keys)))
     keys = [one.id for one in sessions]
     expected = {one.id: one for one in representations.with_status(Session.objects.filter(id__in=keys))}
-    found = prepared(keys)
+    found = statement(keys)
     assert len(found) == 5
     for one in found:
-        for name in representations.STATUS:
+        for name in statements.SESSION_STATUS:
             assert getattr(one, name) == getattr(expected[one.id], name)
 
 
 def test_what_locks_needs_a_transaction_and_has_it(sessions):
-    prepared = Prepared(lambda key: Session.objects.select_for_update().filter(id=key))
+    statement = Statement(lambda key: Session.objects.select_for_update().filter(id=key))
     with transaction.atomic():
-        assert prepared(sessions[0].id) == [sessions[0]]
+        assert statement(sessions[0].id) == [sessions[0]]

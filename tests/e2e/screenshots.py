@@ -5,7 +5,6 @@ A scripted model gives the same answers each time. The pictures replace those in
 
 import re
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright

@@ -122,7 +122,7 @@ class Execution:
             log_updates="updates" in self.run.stream_modes,
             log_custom="custom" in self.run.stream_modes,
             known=turn.known,
-            is_cancelled=lambda: self.token.cancelled,
+            token=self.token,
             on_result=self._on_loop(self._tool_returned),
         )
         try:
@@ -199,7 +199,7 @@ class Execution:
     def _silence(self) -> float:
         """For how many seconds the quietest LLM call in progress has given nothing."""
         meter = self._translator.messages.meter
-        return time.monotonic() - meter.last_activity if meter.open_calls else 0
+        return time.monotonic() - meter.last_activity if meter.open else 0
 
     def _find_slow_tool(self) -> str | None:
         """The name of a tool that has been at work for too long."""

@@ -138,10 +138,6 @@ class Translator:
 
     # The end
 
-    def leave_open(self) -> None:
-        """The graph was broken off and may be gone on with: log which tools have begun, and end nothing."""
-        self.tools.tell_begun()
-
     def close(self, status: RunStatus) -> None:
         """No chunk comes any more: end what is open, as the run's ``status`` wants it.
 

@@ -256,8 +256,8 @@ class Execution:
     async def _write(self, ending: Ending) -> Outcome:
         # A graph may complete with a tool call that has no result. No provider takes such a history.
         unanswered = ending.status is RunStatus.COMPLETED and self._translator.tools.unanswered
-        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it
-            self._translator.leave_open()
+        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it, so nothing is ended
+            self._translator.tools.log_begun()
         else:
             self._translator.close(ending.status)
         await self._log.flush()

@@ -9,7 +9,7 @@ from chat.server.private_file import write_private
 may_be_made = False
 
 
-def kept(data_dir: Path) -> str:
+def read_or_make(data_dir: Path) -> str:
     """The key in ``data_dir``, made now if that is allowed; empty when there is none."""
     path = data_dir / "secret_key"
     key = path.read_text().strip() if path.exists() else ""

@@ -14,7 +14,7 @@
     ├── TooLarge             413
     ├── QueueFull            429
     └── Unavailable          503
-        └── DatabaseAway     503
+        └── DatabaseUnavailable 503
     Fenced                   internal: a write of an execution that does not own its run any more
     HistoryIsFinal           internal: a change of what is only ever added to and read
 
@@ -119,7 +119,7 @@ class Unavailable(EngineError):
     status = 503
 
 
-class DatabaseAway(Unavailable):
+class DatabaseUnavailable(Unavailable):
     """The database does not answer. Try again in a moment."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from runs.errors import HistoryIsFinal
@@ -35,11 +35,6 @@ from runs.states import (
 
 # Interrupted, and nobody has decided what becomes of it.
 UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
-# Two conditions whose statuses are in one list, so that SQLite looks for these and not at each run; nothing
-# active is resolved. First: active, or interrupted and undecided. They decide who comes next.
-UNRESOLVED = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
-# Of these, what the queue of the session waits behind.
-AHEAD = Q(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
 # A cancel that is in progress.
 UNSETTLED = Q(settled_at__isnull=True)
 
@@ -125,20 +120,36 @@ class Worker(models.Model):
 
 
 class RunQuerySet(models.QuerySet["Run"]):
-    """What is asked of runs in more than one place."""
+    """What is said of many runs at once. Statuses are in one list, so that SQLite looks for these in an index
+    and not at each run."""
 
-    def awaiting_claim(self) -> "RunQuerySet":
-        """Runs that no worker has: those in a queue, and those whose question was answered."""
+    def open(self) -> Self:
+        """Active, or interrupted and undecided: these decide who comes next. Nothing active is resolved."""
+        return self.filter(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def undecided(self) -> Self:
+        """Interrupted, and nobody has decided what becomes of it; at most one of a session.
+
+        It need not be the latest: what was queued behind it and cancelled there has ended after it.
+        """
+        return self.filter(UNDECIDED)
+
+    def ahead_of_queues(self) -> Self:
+        """What the queue of its session waits behind: open, and out of the queue."""
+        return self.filter(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def awaiting_claim(self) -> Self:
+        """In a queue, or answered and not yet taken."""
         is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
         return self.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
 
-    def claimable(self) -> "RunQuerySet":
-        """Runs that a worker may take: an answered one, or the queue of a session in which nothing is ahead.
+    def claimable(self) -> Self:
+        """What a worker may take now: an answered run, or the queue of a session in which nothing is ahead.
 
-        Of a queue only the first is taken.
+        Of a queue the first is taken.
         """
-        ahead = Run.objects.filter(AHEAD, session=models.OuterRef("session"))
-        return self.awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~models.Exists(ahead))
+        ahead = Run.objects.ahead_of_queues().filter(session=OuterRef("session"))
+        return self.awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~Exists(ahead))
 
 
 class Run(models.Model):
@@ -206,12 +217,12 @@ class Run(models.Model):
     first_token_ms = models.PositiveIntegerField(null=True)
     duration_ms = models.PositiveBigIntegerField(default=0)
 
+    objects = RunQuerySet.as_manager()
+
     # No columns. Admission found this run by its idempotency key and did not admit it now:
     was_there = False
     # What the row held when it was read:
     _stored: dict[str, Any]
-
-    objects = RunQuerySet.as_manager()
 
     class Meta:
         constraints = [
@@ -301,7 +312,7 @@ class Run(models.Model):
 
     @property
     def is_undecided(self) -> bool:
-        """As ``UNDECIDED``."""
+        """As ``RunQuerySet.undecided``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum
 
 from runs.foundation.sql import Statement
-from runs.models import UNDECIDED, UNRESOLVED, UNSETTLED, Cancellation, Run, Seed, Session, ToolCall, Worker
+from runs.models import UNSETTLED, Cancellation, Run, Seed, Session, ToolCall, Worker
 from runs.states import ACTIVE, OCCUPYING, TERMINAL, RunStatus, ToolStatus
 
 _of_session = Run.objects.filter(session=OuterRef("pk"))
@@ -20,7 +20,7 @@ SESSION_STATUS = {
     "pending": Exists(Cancellation.objects.filter(UNSETTLED, session=OuterRef("pk"))),
     "occupied_by": Subquery(_of_session.filter(status__in=OCCUPYING).values("status")[:1]),
     "has_queue": Exists(_of_session.filter(status=RunStatus.QUEUED)),
-    "is_interrupted": Exists(_of_session.filter(UNDECIDED)),
+    "is_interrupted": Exists(_of_session.undecided()),
 }
 
 # Sums over the runs of a session.
@@ -50,7 +50,7 @@ def run_with_key(session_id: Any, idempotency_key: Any) -> QuerySet[Run]:
 
 @Statement
 def open_runs(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(UNRESOLVED, session=session_id)
+    return Run.objects.open().filter(session=session_id)
 
 
 # Transitions
@@ -79,7 +79,7 @@ def worker(worker_id: Any) -> QuerySet[Worker]:
 @Statement
 def claimable_runs(session_id: Any) -> QuerySet[Run, tuple[int, UUID]]:
     """(line, id) of each, in no order."""
-    return Run.objects.filter(session=session_id).claimable().values_list("line", "id")
+    return Run.objects.claimable().filter(session=session_id).values_list("line", "id")
 
 
 @Statement

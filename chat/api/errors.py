@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
@@ -16,15 +16,32 @@ from django.http import Http404, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework import exceptions
 from rest_framework.response import Response
+from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
 
 from chat.access.authentication import CsrfFailed
 from chat.access.throttles import Throttled
-from runs.errors import DatabaseAway, EngineError
-from runs.foundation.database import AWAY
+from runs.errors import DatabaseUnavailable, EngineError
+from runs.foundation.database import DATABASE_UNAVAILABLE
+from runs.wire.contract import Keywords, Sentence
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, dict[str, str]]
+CODES = (
+    "invalid", "unauthenticated", "forbidden", "csrf_failed", "not_found", "run_active", "not_waiting",
+    "not_interrupted", "idempotency_conflict", "agent_mismatch", "cursor_gone", "too_large", "throttled",
+    "unavailable", "internal",
+)  # fmt: skip
+
+
+class ErrorDetail(TypedDict):
+    code: Annotated[str, Keywords(enum=list(CODES))]
+    message: Sentence
+
+
+class Error(TypedDict):
+    """Every error has this form."""
+
+    error: ErrorDetail
 
 
 class TooLarge(exceptions.APIException):
@@ -52,7 +69,7 @@ _SENTENCES = {
 }
 
 
-def body(code: str, message: str) -> Body:
+def body(code: str, message: str) -> Error:
     return {"error": {"code": code, "message": message}}
 
 
@@ -69,9 +86,9 @@ def sentence(detail: Any, field: str = "") -> str:
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
-    if isinstance(error, AWAY):
+    if isinstance(error, DATABASE_UNAVAILABLE):
         logger.warning("The database did not do what was asked of it: %s", error)
-        error = DatabaseAway()
+        error = DatabaseUnavailable()
     if isinstance(error, EngineError):
         wait = error.wait if isinstance(error, Throttled) else None
         return Response(body(error.code, error.message), error.status, headers=_retry_after(wait))
@@ -125,7 +142,7 @@ class Errors:
             return response
         return self._in_our_form(response)
 
-    def form(self, status: int, code: str, message: str) -> dict[str, Any]:
+    def form(self, status: int, code: str, message: str) -> Any:
         """The body of an error."""
         return body(code, message)
 

@@ -217,7 +217,7 @@ class TurnFrame(NewTurn):
     on_disconnect = Choice([OnDisconnect.CONTINUE.value], required=False)
 
 
-class SessionFrame(Cancel):
+class CancelFrame(Cancel):
     """``agent.cancel``."""
 
     session_id = Uuid()

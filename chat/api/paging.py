@@ -1,12 +1,25 @@
-"""Lists come in pages ``{results, next, previous}``; the links carry a cursor, so nobody counts rows."""
+"""Lists come in pages. Their links carry a cursor, so that no rows are counted."""
 
 from datetime import UTC
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from django.utils.dateparse import parse_datetime
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
+from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
+
+from runs.wire.contract import Keywords
+
+Link: TypeAlias = Annotated[str, Keywords(format="uri")]
+
+
+class Page(TypedDict):
+    """A page of a list. The links lead to the pages around it."""
+
+    results: list[Any]
+    next: Link | None
+    previous: Link | None
 
 
 class Pages(CursorPagination):

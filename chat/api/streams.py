@@ -9,11 +9,11 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 
-from chat.access import disconnects, open_connections
-from chat.access.disconnects import Attendance
+from chat.access import open_connections, run_connections
 from chat.access.logins import Login
 from chat.access.open_connections import Kind
-from chat.api.negotiation import EVENT_STREAM
+from chat.access.run_connections import RunConnection
+from chat.api.async_view import EVENT_STREAM
 from runs import operations
 from runs.errors import EngineError
 from runs.foundation.database import in_thread
@@ -34,14 +34,14 @@ async def resumed(login: Login, run_id: Id, after: int) -> HttpResponseBase:
     page = await in_thread(operations.events, login.user, run_id, after=after, limit=1)
     if page["done"] and not page["events"]:
         return HttpResponse(status=HTTPStatus.NO_CONTENT)
-    stream = RunStream(login, open_connections.enter(Kind.STREAM, login), run_id, after)
+    stream = RunStream(login, open_connections.register(Kind.STREAM, login), run_id, after)
     stream.close_if_cancelled()
     return response(stream)
 
 
 async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBase:
     """Start a run and stream it from its first event. Raises CursorGone if it was there, long ago."""
-    stream, run = await disconnects.begin(RunStream, login, start)
+    stream, run = await run_connections.start(RunStream, login, start)
     if run.was_there:
         try:
             await in_thread(operations.events, login.user, run["id"], limit=1)
@@ -53,7 +53,7 @@ async def started(login: Login, start: Callable[[], Started]) -> HttpResponseBas
     return answer
 
 
-class RunStream(Attendance):
+class RunStream(RunConnection):
     """The body of an event stream."""
 
     async def __aiter__(self) -> AsyncIterator[str]:

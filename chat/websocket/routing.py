@@ -26,9 +26,9 @@ from chat.access import logins
 from chat.access.authentication import bearer_token
 from chat.access.logins import Login
 from chat.api.errors import body
-from chat.websocket.consumers import ListSocket, SessionSocket
-from runs.errors import DatabaseAway
-from runs.foundation.database import AWAY, in_thread
+from chat.websocket.consumers import SessionConsumer, SessionListConsumer
+from runs.errors import DatabaseUnavailable
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -42,18 +42,18 @@ async def deny(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "websocket.close"})
 
 
-async def put_off(scope: dict[str, Any], receive: Any, send: Any) -> None:
+async def answer_unavailable(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Answer a handshake with a 503 that has the form of REST's errors."""
     await receive()
-    away = DatabaseAway()
+    unavailable = DatabaseUnavailable()
     headers = [(b"Content-Type", b"application/json"), (b"Retry-After", b"1")]
-    content = json.dumps(body(away.code, away.message)).encode()
+    content = json.dumps(body(unavailable.code, unavailable.message)).encode()
     # An extension of ASGI that our server knows.
-    await send({"type": "websocket.http.response.start", "status": away.status, "headers": headers})
+    await send({"type": "websocket.http.response.start", "status": unavailable.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": content})
 
 
-class Gate:
+class LoginMiddleware:
     """ASGI middleware: lets sockets of our own pages and of known tokens through, as ``scope["login"]``."""
 
     def __init__(self, application: Any) -> None:
@@ -63,9 +63,9 @@ class Gate:
         try:
             async with asyncio.timeout(LOGIN_WITHIN):
                 login = await self._login(scope)
-        except (*AWAY, TimeoutError) as error:
+        except (*DATABASE_UNAVAILABLE, TimeoutError) as error:
             logger.warning("A handshake is put off, since the database does not answer: %r", error)
-            await put_off(scope, receive, send)
+            await answer_unavailable(scope, receive, send)
             return
         if login is None:
             await deny(scope, receive, send)
@@ -78,14 +78,14 @@ class Gate:
             return None
         token = bearer_token(request.headers.get("Authorization", ""))
         origin = request.headers.get("Origin")
-        if not (is_ours(origin, request) if origin is not None else token is not None):
+        if not (is_allowed_origin(origin, request) if origin is not None else token is not None):
             return None
         if token is not None:
             return await in_thread(logins.by_token, token)
         return await in_thread(logins.by_session, request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""))
 
 
-def is_ours(origin: str, request: HttpRequest) -> bool:
+def is_allowed_origin(origin: str, request: HttpRequest) -> bool:
     """Whether a page of this origin may open sockets with our cookie."""
     try:
         parts = urlsplit(origin)
@@ -119,11 +119,11 @@ def _as_request(scope: dict[str, Any]) -> HttpRequest | None:
 
 
 # Django's types know of its own views only; channels routes to ASGI applications by the same functions.
-_list: Any = ListSocket.as_asgi()
-_session: Any = SessionSocket.as_asgi()
+_list: Any = SessionListConsumer.as_asgi()
+_session: Any = SessionConsumer.as_asgi()
 _nothing: Any = deny
 
-websocket_application = Gate(
+websocket_application = LoginMiddleware(
     URLRouter(
         [
             path("ws/sessions/", _list),

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 # Errors of a database that does not work for the moment: two of the ORM, and those of the drivers, which
 # checkpoints use without the ORM.
-AWAY = (
+DATABASE_UNAVAILABLE = (
     OperationalError,
     InterfaceError,
     psycopg.OperationalError,

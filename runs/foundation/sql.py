@@ -107,7 +107,7 @@ def insert(instance: Model) -> None:
 
 
 def update(instance: Model, names: Iterable[str], expected: Mapping[str, Any] | None = None) -> bool:
-    """Write the fields ``names`` of an instance if its row has the values ``expected``; whether it had.
+    """Write the fields ``names`` of an instance, if its row has the values ``expected``; whether it had.
 
     Costs a fifth of ``Model.save``.
     """

@@ -69,7 +69,7 @@ def finish(
 
 def interrupt(run_id: UUID, worker_id: UUID | None, reason: InterruptReason) -> bool:
     """Take a running run away from a worker that lost it; cancelled instead if a cancel had been accepted."""
-    expected = {"status": RunStatus.RUNNING, "worker": worker_id}
+    expected = status.of_worker(worker_id)
     try:
         with locked_run(run_id) as (session, run):
             if run.cancel_requested_at is None:

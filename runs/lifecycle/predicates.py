@@ -1,4 +1,4 @@
-"""Who is claimed next, who waits for a decision, what is overdue; and what an operator should look at now.
+"""What an operator should look at now, and what is overdue.
 
 Each query reads what is active or unknown only, however many runs there have been.
 """
@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs.lifecycle import liveness
-from runs.models import AHEAD, UNDECIDED, UNSETTLED, Cancellation, Run, Session, ToolCall, Worker
+from runs.models import UNSETTLED, Cancellation, Run, ToolCall, Worker
 from runs.states import Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
@@ -23,19 +23,6 @@ LONG_QUEUE = 5
 RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
-
-
-def undecided() -> QuerySet[Run]:
-    """Interrupted runs about which nobody has decided, at most one of a session."""
-    return Run.objects.filter(UNDECIDED)
-
-
-def undecided_in(session: Session) -> Run | None:
-    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
-
-    It need not be the latest: what was queued behind it and cancelled there has ended after it.
-    """
-    return undecided().filter(session=session).first()
 
 
 def silence() -> timedelta:
@@ -78,7 +65,7 @@ def unknown_effects() -> QuerySet[ToolCall]:
 
 def undecided_runs() -> QuerySet[Run]:
     """Runs that were interrupted of late, about which nobody has decided."""
-    return Run.objects.filter(UNDECIDED, finished_at__gte=timezone.now() - RECENT)
+    return Run.objects.undecided().filter(finished_at__gte=timezone.now() - RECENT)
 
 
 def unclaimed_runs() -> QuerySet[Run]:
@@ -91,7 +78,7 @@ def unclaimed_runs() -> QuerySet[Run]:
 
 def ahead_of_queues(sessions: Iterable[UUID]) -> dict[UUID, Run]:
     """By session, the run behind which its queue waits: running, waiting, or interrupted and undecided."""
-    ahead = Run.objects.filter(AHEAD, session__in=sessions)
+    ahead = Run.objects.ahead_of_queues().filter(session__in=sessions)
     return {run.session_id: run for run in ahead.only("session", "status", "resolution")}
 
 

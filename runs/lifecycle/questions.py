@@ -33,11 +33,9 @@ def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Ou
 def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
     """Store the answers of a waiting run, once. The run stays waiting until a claim takes it."""
     with locked_run(run_id) as (session, run):
-        if not _is_unanswered(run):
+        if run.status != RunStatus.WAITING or run.answers is not None:
             raise NotWaiting
-        asked = {question["id"] for question in run.questions or ()}
-        if set(answers) != asked:
-            raise Invalid(f'"answers" must give a value to each question: {", ".join(sorted(asked))}.')
+        _check(answers, run)
         run.answers, run.answered_by = dict(answers), by
         told = [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})]
         waiting = RunStatus.WAITING
@@ -48,5 +46,8 @@ def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
         return run
 
 
-def _is_unanswered(run: Run) -> bool:
-    return run.status == RunStatus.WAITING and run.answers is None
+def _check(answers: Mapping[str, Any], run: Run) -> None:
+    """All questions are answered at once. Raises Invalid."""
+    asked = {question["id"] for question in run.questions or ()}
+    if set(answers) != asked:
+        raise Invalid(f'"answers" must give a value to each question: {", ".join(sorted(asked))}.')

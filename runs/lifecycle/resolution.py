@@ -6,7 +6,7 @@ from django.db.models import QuerySet
 
 from runs import statements
 from runs.errors import NotInterrupted
-from runs.lifecycle import dispatch, predicates
+from runs.lifecycle import dispatch
 from runs.models import Run, Session
 from runs.states import Resolution
 
@@ -32,7 +32,7 @@ def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
 def _may_resolve(session: Session, run: Run, resolution: Resolution) -> bool:
     """While an interrupted run waits for a decision, that one alone. Otherwise a retry of the latest run,
     however it ended, even if it was dismissed."""
-    undecided = predicates.undecided_in(session)
+    undecided = Run.objects.undecided().filter(session=session).first()
     if undecided is not None:
         return run.id == undecided.id
     is_latest = run.position == session.last_position and run.is_terminal

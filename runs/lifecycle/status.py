@@ -48,6 +48,11 @@ def of_claim(claim: int) -> dict[str, Any]:
     return {"status": RunStatus.RUNNING, "claim": claim}
 
 
+def of_worker(worker_id: UUID | None) -> dict[str, Any]:
+    """What is expected of a run that this worker has lost; None for a worker whose row is gone."""
+    return {"status": RunStatus.RUNNING, "worker": worker_id}
+
+
 def what_was_first(run_id: UUID, claim: int) -> Outcome:
     """Why a change was refused that an execution asked for."""
     is_still_its_own = Run.objects.filter(id=run_id, **of_claim(claim)).exists()

@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
-from runs.foundation.database import AWAY, in_thread, is_held
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread, is_held
 from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, Worker
@@ -67,8 +67,8 @@ def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept
     A process that sweeps regularly says with its ``watch`` when it could have seen the others alive.
     """
     swept = Swept()
-    _bury_dead_workers(swept, liveness.dead(own, watch))
-    _end_orphans(swept)
+    _remove_dead_workers(swept, liveness.dead(own, watch))
+    _end_without_worker(swept)
     _settle_overdue(swept)
     _offer_sessions(swept)
     if dispatch.is_shared():
@@ -76,7 +76,7 @@ def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept
     return swept
 
 
-def _bury_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
+def _remove_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
     for worker in dead:
         lost = Run.objects.filter(worker=worker, status=RunStatus.RUNNING)
         swept.runs_interrupted += interrupt_lost(lost.values_list("id", flat=True), worker.id)
@@ -97,7 +97,7 @@ def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
         except Exception as error:
             if is_held(error):
                 logger.warning("%s is held by somebody and left to the next sweep.", one)
-            elif isinstance(error, AWAY):
+            elif isinstance(error, DATABASE_UNAVAILABLE):
                 raise  # the others would meet the same
             else:
                 logger.exception("%s could not be brought into order.", one)
@@ -119,10 +119,10 @@ def remove_worker(chosen: QuerySet[Worker]) -> bool:
     return bool(gone)
 
 
-def _end_orphans(swept: Swept) -> None:
-    """Runs whose worker's row is gone: another sweeper buried it between two of its steps."""
-    orphans = Run.objects.filter(worker=None, status=RunStatus.RUNNING)
-    swept.runs_interrupted += interrupt_lost(orphans.values_list("id", flat=True), None)
+def _end_without_worker(swept: Swept) -> None:
+    """Runs whose worker's row is gone: another sweep removed it between two of its steps."""
+    without_worker = Run.objects.filter(worker=None, status=RunStatus.RUNNING)
+    swept.runs_interrupted += interrupt_lost(without_worker.values_list("id", flat=True), None)
 
 
 def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
@@ -149,7 +149,7 @@ def _offer_sessions(swept: Swept) -> None:
 def _undecided() -> list[Run]:
     """Interrupted runs about which somebody has to decide, of agents that do not leave it to the user."""
     by_policy = [name for name in agents.names() if agents.policy_of(name).on_interrupt != "ask"]
-    interrupted = predicates.undecided().filter(session__agent__in=by_policy)
+    interrupted = Run.objects.undecided().filter(session__agent__in=by_policy)
     return list(interrupted.select_related("session", "requested_by").order_by("finished_at"))
 
 
@@ -182,7 +182,7 @@ async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
 
 
 def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
-    run = predicates.undecided().select_related("session", "requested_by").filter(id=run_id).first()
+    run = Run.objects.undecided().select_related("session", "requested_by").filter(id=run_id).first()
     others = liveness.beating().filter(leaving=False).exclude(id=own)
     if run is None or all(liveness.is_gone(other) for other in others):
         return None

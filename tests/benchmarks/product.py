@@ -16,9 +16,10 @@ from uuid import uuid4
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests import ROOT
 from tests.benchmarks.agents import AGENTS
 from tests.benchmarks.figures import Batch, Turn
-from tests.benchmarks.processes import ROOT, cpu_seconds, end
+from tests.benchmarks.processes import cpu_seconds, end
 
 # One account may start 240 turns a minute and have 50 sockets: enough of them for any batch.
 _ACCOUNTS = 16

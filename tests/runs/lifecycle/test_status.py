@@ -11,7 +11,6 @@ import pytest
 from django.db import transaction
 
 import runs
-from runs import statements
 from runs.errors import NotInterrupted, NotWaiting
 from runs.lifecycle import (
     admission,
@@ -165,7 +164,7 @@ def test_a_claim_that_missed_a_cancel_takes_nothing(alice, session, worker, monk
     before = rows()
 
     monkeypatch.setattr(queue, "_next", lambda session_id: queued.id)
-    monkeypatch.setattr(statements, "lock_run", lambda run_id: [earlier])
+    monkeypatch.setattr(queue.statements, "lock_run", lambda run_id: [earlier])
 
     assert queue.claim(session.id, worker.id) is None
     assert rows() == before
@@ -190,8 +189,8 @@ def test_of_two_decisions_the_first_stays(alice, session, run, monkeypatch):
     admission.dismiss(run)
     before = rows()
 
-    monkeypatch.setattr(statements, "lock_run", lambda run_id: [earlier])
-    monkeypatch.setattr(resolution.predicates, "undecided_in", lambda session: earlier)
+    monkeypatch.setattr(resolution.statements, "lock_run", lambda run_id: [earlier])
+    monkeypatch.setattr(resolution, "_may_resolve", lambda session, run, how: True)
     with pytest.raises(NotInterrupted):
         admission.resume(run, alice)
 

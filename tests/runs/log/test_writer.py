@@ -15,7 +15,7 @@ from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
-from tests.runs.waiting import log_of, terminal, until
+from tests.runs.waiting import at_rest, log_of, terminal, until
 
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 
@@ -74,7 +74,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
 async def test_a_call_that_says_nothing_is_counted_soon(engine, alice, serve, tmp_path):
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
         run_id = await stage.start()
-        await until(Run.objects.filter(id=run_id, llm_calls=1).exists, what="the count of the call")
+        await until(Run.objects.filter(id=run_id, llm_calls=1).exists)
         await stage.cancelled(run_id)
 
 
@@ -117,5 +117,6 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
         assert ended.error_code == (None if is_cancelled else "internal")
         log = await log_of(run_id)
         assert [event.seq for event in log] == list(range(1, ended.last_seq + 1))
+        await at_rest(engine)
         assert not engine.executions
         await stage.assert_next_completes()

@@ -396,7 +396,7 @@ async def test_a_write_does_not_count_as_work_of_the_run(store):
     task = asyncio.create_task(coroutine)
     current.set(None)
     await asyncio.sleep(0)
-    assert token.work.alive().tasks == 1  # the one we made, not the one in which it is written
+    assert token.activity.alive().tasks == 1  # the one we made, not the one in which it is written
     await task
 
 

@@ -16,13 +16,13 @@ from rest_framework.exceptions import APIException
 
 from chat.access import open_connections
 from chat.access.logins import Login
-from chat.access.open_connections import End, Kind, Presence, TooMany
+from chat.access.open_connections import EndReason, Kind, OpenConnection, TooMany
 from chat.access.throttles import Throttled
 from chat.api import inputs
-from chat.api.asynchronous import as_object
+from chat.api.async_view import as_object
 from chat.api.errors import sentence
 from runs.errors import EngineError, Invalid, Unavailable
-from runs.foundation.database import AWAY
+from runs.foundation.database import DATABASE_UNAVAILABLE
 from runs.operations import Data
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Flow:
         return False
 
 
-class Socket:
+class Consumer:
     """An ASGI application. What it follows and which frames it takes is a subclass's."""
 
     tasks: asyncio.TaskGroup  # of this socket, once it is accepted
@@ -96,15 +96,15 @@ class Socket:
         code: int | None = 1000
         try:
             await self._to_client({"type": "websocket.accept"})
-            with open_connections.enter(Kind.SOCKET, self.login) as place:
-                await self._run(place)
+            with open_connections.register(Kind.SOCKET, self.login) as connection:
+                await self._run(connection)
         except TooMany:
             code = 4429
         except Close as close:
             code = close.code
         except Unavailable:
             code = 1012
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning(
                 "A socket is closed, since the database did not do what was asked of it: %s", error
             )
@@ -116,12 +116,12 @@ class Socket:
             with suppress(Close):
                 await self._to_client({"type": "websocket.close", "code": code})
 
-    async def _run(self, place: Presence) -> None:
+    async def _run(self, connection: OpenConnection) -> None:
         """All tasks of the socket; the first that raises ends the others. Raises what that one raised."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.tasks = tasks
-                work = {"read": self._read(), "end": self._end_with(place), **self.work()}
+                work = {"read": self._read(), "end": self._end_with(connection), **self.work()}
                 for name, coroutine in work.items():
                     tasks.create_task(coroutine, name=f"socket: {name}")
         except BaseExceptionGroup as group:
@@ -189,5 +189,5 @@ class Socket:
 
     # Ending
 
-    async def _end_with(self, place: Presence) -> None:
-        raise Close({End.LOGIN: 4401, End.LEAVING: 1012}[await place.ended])
+    async def _end_with(self, connection: OpenConnection) -> None:
+        raise Close({EndReason.LOGIN: 4401, EndReason.LEAVING: 1012}[await connection.ended])

@@ -23,7 +23,7 @@ from runs.lifecycle import admission, cancelling, locks
 from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
-from runs.wire import representations
+from runs.wire import contract, representations
 
 # Reading the same session again within this time leaves no further audit entry: a page that follows a run
 # live asks every few seconds, and it is one reading.
@@ -194,7 +194,7 @@ def note_reading(actor: AbstractBaseUser, session: Session) -> None:
 
 async def history(
     actor: AbstractBaseUser, session: Session, *, limit: int | None, before: str | None
-) -> dict[str, Any]:
+) -> contract.History:
     """The history as its user sees it, see ``runs.reading.history``.
 
     The caller has put the reading on record.
@@ -243,6 +243,6 @@ def _audit(actor: AbstractBaseUser, action: str, target: str, reason: str, detai
     )
 
 
-def representation(done: Done) -> dict[str, Any]:
+def representation(done: Done) -> contract.Reconciliation:
     """``{"run": Run, "changed": bool, "done": [sentence]}``."""
     return {"run": representations.run(done.run), "changed": done.changed, "done": done.told}

@@ -132,7 +132,7 @@ class CancelOutcome(models.TextChoices):
 
 
 class EventType(models.TextChoices):
-    """The types of the durable log; their data is fixed by the wire contract in the README."""
+    """The types of the durable log; their data is described in docs/clients/events.md."""
 
     RUN_QUEUED = "run.queued"
     RUN_STARTED = "run.started"

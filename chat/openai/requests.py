@@ -1,8 +1,8 @@
-"""What a client of OpenAI's protocol asks for, read into the terms of a turn.
+"""Read a request of OpenAI's protocol as a turn.
 
-An agent is no bare model: it brings its own tools, instructions and sampling. What would change the form of
-the answer and cannot be done is refused; what only tunes a model (temperature, top_p, max_tokens, stop,
-seed, penalties, ``user`` and the like) is ignored, and so is what nobody knows.
+An agent has its own tools, instructions and sampling. Parameters that would change the form of the answer are
+refused. Parameters that only tune a model (temperature, top_p, max_tokens, stop, seed, penalties, ``user``)
+are ignored, and so are unknown ones.
 """
 
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionRequest:
     """A turn, as it was asked for."""
 
     model: str  # the agent
@@ -36,7 +36,7 @@ class Completion:
     on_disconnect: OnDisconnect
 
 
-def read(data: Mapping[str, Any], *, session_exists: bool) -> Completion:
+def read(data: Mapping[str, Any], *, session_exists: bool) -> CompletionRequest:
     """Read the body of a request. Raises Refused, Unsupported and TooLarge, naming the field."""
     _refuse_unsupported(data)
     model = data.get("model")
@@ -56,7 +56,7 @@ def read(data: Mapping[str, Any], *, session_exists: bool) -> Completion:
     text = _text(messages[-1].get("content"), last)
     if not text.strip():
         raise Refused("The last message is empty. Write something.", last)
-    return Completion(
+    return CompletionRequest(
         model=model,
         text=text,
         earlier=[_message(message, f"messages[{place}]") for place, message in enumerate(read_messages[:-1])],

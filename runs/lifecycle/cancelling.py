@@ -69,7 +69,7 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
         expected = {"status": run.status, "claim": run.claim}
         was_running = run.status == RunStatus.RUNNING
         if was_running:
-            dispatch.seal(run.id)
+            dispatch.fence(run.id)
         if not was_running or _accept(session, run, asked) is not None:
             notices.stop_execution(run, fenced=True)
             outcome = CancelOutcome.RECONCILED if was_running else CancelOutcome.CANCELLED

@@ -1,7 +1,7 @@
-"""The durable log: how an event is recorded, and how followers are told of it.
+"""The durable log: how events are written, and how they are published.
 
-Events are committed before anybody is told. There are two ways in, with one numbering: ``record`` writes
-those of the lifecycle inside the transaction of their change, ``runs.log.writer`` those that executions emit.
+Events are committed before they are published. The lifecycle writes its own with ``record``, in the
+transaction of its change. ``runs.log.writer`` writes those that executions emit. They share one numbering.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from runs.wire import encoding
 
 Entry: TypeAlias = tuple[EventType, dict[str, Any]]
 
-# Rows of one statement: databases bound its parameters.
+# Rows of one statement: databases limit its parameters.
 _ROWS = 1000
 
 
 def publish(
     session_id: UUID, run_id: UUID, position: int, first: int, events: Sequence[tuple[str, str]]
 ) -> None:
-    """Tell followers of committed events, ``(type, wire JSON)`` each, numbered from ``first``."""
+    """Send committed events to followers: ``(type, wire JSON)`` each, numbered from ``first``."""
     bus.publish(
         bus.session_group(session_id),
         {"kind": "events", "run": str(run_id), "position": position, "first": first, "events": list(events)},
@@ -34,28 +34,28 @@ def publish(
 
 
 def insert(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Append rows ``(run, seq, type, data as JSON, at)``, all in the types of the database."""
+    """Insert rows ``(run, seq, type, data as JSON, at)``, with values as the database takes them."""
     for start in range(0, len(rows), _ROWS):
-        some = rows[start : start + _ROWS]
-        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(some))
+        chunk = rows[start : start + _ROWS]
+        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(chunk))
         cursor.execute(
             f"INSERT INTO runs_runevent (run_id, seq, type, data, at) VALUES {places}",  # noqa: S608 - of places
-            [value for row in some for value in row],
+            [value for row in chunk for value in row],
         )
 
 
 def count(run: Run, entries: Sequence[Entry], at: datetime) -> None:
-    """Give these events their numbers, on a locked run that the caller writes."""
+    """Add these events to ``last_seq`` of a locked run, which the caller saves."""
     if entries:
         run.last_seq += len(entries)
         run.last_event_at = at
 
 
 def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
-    """Append events to a locked run inside the current transaction; they are the last that ``count`` counted.
+    """Write events of a locked run in the current transaction. ``count`` must have counted these as the last.
 
-    They are published after the commit, once the run has a position: before that it is no part of its
-    session's stream.
+    They are published after the commit if the run has a position. A run without one is not in its session's
+    stream yet.
     """
     if not entries:
         return
@@ -68,14 +68,14 @@ def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
     tool_calls.project(run, entries, at)
     if run.position is None:
         return
-    position, told = (
+    position, published = (
         run.position,
         [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded],
     )
-    if first == 2:  # that it was queued was recorded before it had a position
+    if first == 2:  # run.queued was recorded before the run had a position
         first, (type, data) = 1, queued(run)
-        told.insert(0, (type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at)))
-    transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, told))
+        published.insert(0, (type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at)))
+    transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, published))
 
 
 def queued(run: Run) -> Entry:

@@ -21,6 +21,7 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
+from runs.wire import contract
 
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
@@ -103,7 +104,7 @@ class Message:
     node: str = ""
     namespace: Any = None
     calls: list[LoggedCall] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
+    usage: contract.Usage | None = None
 
     @property
     def is_empty(self) -> bool:

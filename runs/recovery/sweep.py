@@ -16,7 +16,7 @@ from django.db.models import QuerySet
 
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
-from runs.foundation.database import AWAY, in_thread, is_held
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread, is_held
 from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, Worker
@@ -97,7 +97,7 @@ def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
         except Exception as error:
             if is_held(error):
                 logger.warning("%s is held by somebody and left to the next sweep.", one)
-            elif isinstance(error, AWAY):
+            elif isinstance(error, DATABASE_UNAVAILABLE):
                 raise  # the others would meet the same
             else:
                 logger.exception("%s could not be brought into order.", one)

@@ -338,7 +338,7 @@ class Lives(Truths, RuleBasedStateMachine):
             with undone():
                 writer._commit(parts, False)
         outcomes = writer._commit(parts, commit == "lost")
-        assert [outcome == writer.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
+        assert [outcome == writer.Outcome.COMMITTED for outcome in outcomes] == expected, "the fence failed"
         if commit == "reply lost":
             assert writer._commit(parts, True) == outcomes, "a retry knows other outcomes"
         for part, execution, owned in zip(parts, writing, expected, strict=True):

@@ -226,9 +226,9 @@ class TestStream:
         assert "[DONE]" not in chunks
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, monkeypatch):
-        from chat.access import disconnects
+        from chat.access import run_connections
 
-        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(run_connections, "KEEP_ALIVE", 0.05)
         _, http = await stream(alice)
         await held.reached()
         while "" not in (block := await http.block()):
@@ -238,7 +238,7 @@ class TestStream:
     async def test_a_server_that_leaves_says_so_and_cancels_nothing(self, engine, model, held, alice):
         _, http = await stream(alice)
         await held.reached()
-        open_connections.leave()
+        open_connections.end_all()
         chunks = await data_of(http)
         assert chunks[-1]["error"]["code"] == "unavailable"
         held.open()

@@ -9,7 +9,7 @@ import pytest
 from runs import operations
 from runs.live.follow import Event
 from tests.fakes import Hold, Round, Silence, numbered, say
-from tests.runs.afar import followed_from_afar
+from tests.runs.remote_followers import remote_followers
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.services import Redis, throw_away
@@ -36,7 +36,7 @@ async def stage(own_redis, engine, alice, serve, tmp_path):
 
 async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_back(stage, own_redis):
     stage.script.add(Round(numbered(20), Hold("middle"), numbered(20, delay=0.02)), say("second"))
-    seen, ended, begun = [], 0, asyncio.Event()
+    seen, ended, begun, one_ended = [], 0, asyncio.Event(), asyncio.Event()
 
     async def follow():
         nonlocal ended
@@ -46,10 +46,12 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
                 if isinstance(item, Event):
                     seen.append((item.run, item.seq))
                     ended += item.terminal
+                    if ended:
+                        one_ended.set()
                     if ended == 2:
                         return
 
-    async with followed_from_afar(stage.engine):
+    async with remote_followers(stage.engine):
         following = asyncio.create_task(follow())
         await begun.wait()
         first = await stage.start("first")
@@ -59,8 +61,7 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
         stage.script.gate("middle").open()
         assert (await terminal(first)).status == "completed"
         async with asyncio.timeout(5 * PATIENCE):
-            while not ended:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await one_ended.wait()
 
         await asyncio.to_thread(own_redis.start)
         async with asyncio.timeout(10 * PATIENCE):

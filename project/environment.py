@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-# Every variable that was asked for: the README's table is compared with it.
+# Every variable that was asked for: the table in docs/operating/settings.md is compared with it.
 names: set[str] = set()
 
 _ON = ("on", "true", "yes", "1")

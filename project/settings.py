@@ -1,6 +1,6 @@
 """The settings, all of them. What differs between two set-ups is an environment variable, read here, once.
 
-The README's table explains each variable; ``project.environment`` says how strictly they are read.
+docs/operating/settings.md explains each variable; ``project.environment`` says how strictly they are read.
 """
 
 from datetime import timedelta

@@ -12,14 +12,13 @@ the same ``NotFound``. What operators may do beyond that is in ``runs.operators`
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from langchain_core.messages import BaseMessage
 
 from runs import (
     agents as configured,
@@ -29,15 +28,17 @@ from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
 from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
 from runs.foundation.values import to_json
-from runs.lifecycle import admission, transitions
-from runs.live import cancel_outcome, follow
+from runs.lifecycle import admission, cancelling, questions, titles
+from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import conversation
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import contract, representations
 from runs.wire.encoding import encode, timestamp
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
@@ -78,7 +79,7 @@ def create_session(
         title_source=source,
         origin=origin,
     )
-    transitions.session_created(session)
+    notices.session_changed(session)
     return session_snapshot(actor, session.id)
 
 
@@ -117,7 +118,7 @@ def represent_sessions(page: Sequence[Session]) -> list[contract.Session]:
 def rename_session(actor: Actor, session_id: Id, title: str) -> contract.Session:
     """Give a session a title of the user's."""
     found = _session(actor, session_id)
-    transitions.rename(found.id, _title(title), TitleSource.USER)
+    titles.rename(found.id, _title(title), TitleSource.USER)
     return session_snapshot(actor, found.id)
 
 
@@ -166,7 +167,7 @@ def start_session(
     text: str,
     *,
     agent: str,
-    seed: Sequence[BaseMessage] = (),
+    seed: "Sequence[BaseMessage]" = (),
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
@@ -203,7 +204,7 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> contract.Run
         raise Invalid('"answers" holds what cannot be stored: a NUL character, a huge number, deep nesting.')
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
-    return representations.run(transitions.answer(run.id, values, actor))
+    return representations.run(questions.answer(run.id, values, actor))
 
 
 def resume(actor: Actor, run_id: Id) -> contract.Run:
@@ -253,7 +254,7 @@ def cancel_run(
     """
     run = _run(actor, run_id)
     request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_cancel(run.id, **request), run.session_id, run.id, request)
+    return _represent(cancelling.request_cancel(run.id, **request), run.session_id, run.id, request)
 
 
 def cancel_session(
@@ -262,14 +263,14 @@ def cancel_session(
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(transitions.request_session_cancel(found.id, **request), found.id, None, request)
+    return _represent(cancelling.request_session_cancel(found.id, **request), found.id, None, request)
 
 
 async def wait_for_cancellation(
     cancellation: contract.Cancellation, seconds: float | None
 ) -> contract.Cancellation:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
-    return await cancel_outcome.wait(cancellation, seconds)
+    return await follow.settled(cancellation, seconds)
 
 
 def force_cancel(actor: Actor, run_id: Id, reason: str) -> contract.Cancellation:
@@ -304,7 +305,9 @@ async def history(
 ) -> contract.History:
     """The messages of a session, and its latest run: follow on from that run's ``last_seq``."""
     found = await in_thread(_session, actor, session_id)
-    return await conversation.history(found, limit=limit, before=before)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
+    return await histories.read(found, limit=limit, before=before)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> contract.EventPage:
@@ -315,7 +318,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> con
         found.values_list("seq", "type", "data", "at", "run__compacted_to")[: min(limit, EVENTS_LIMIT)]
     )
     if rows:
-        follow.refuse_holes(rows[0][4], after)
+        follow.raise_if_compacted(rows[0][4], after)
     page: list[contract.Event] = [
         {"run": str(run.id), "seq": seq, "type": type, "data": data, "at": timestamp(at)}
         for seq, type, data, at, _ in rows

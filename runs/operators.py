@@ -19,9 +19,8 @@ from django.db.models.functions import Now
 
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
-from runs.lifecycle import admission, transitions
-from runs.models import AuditEntry, Cancellation, Run, Session
-from runs.reading import conversation
+from runs.lifecycle import admission, cancelling, locks
+from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
 from runs.wire import contract, representations
@@ -55,8 +54,8 @@ def cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
 
     def apply(run: Run) -> Done:
         before = run.status
-        pending = Cancellation.objects.filter(run=run, settled_at__isnull=True).exists()
-        operation = transitions.request_cancel(run.id, **asked)
+        pending = Cancellation.objects.filter(UNSETTLED, run=run).exists()
+        operation = cancelling.request_cancel(run.id, **asked)
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
         run.refresh_from_db()
@@ -75,7 +74,7 @@ def force_cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Do
 
     def apply(run: Run) -> Done:
         before = run.status
-        operation = transitions.force_cancel(run.id, **asked)
+        operation = cancelling.force_cancel(run.id, **asked)
         run.refresh_from_db()
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
@@ -121,7 +120,7 @@ def _command(
     """One transaction: the change, or why there is none, and the audit entry that says so."""
     run = _run(actor, run_id, f"runs.{action}_run")
     reason = checked_reason(reason)
-    with transitions.locked_run(run.id) as (_, locked):
+    with locks.locked_run(run.id) as (_, locked):
         decided_before = locked.resolution
         try:
             with transaction.atomic():
@@ -196,13 +195,15 @@ def note_reading(actor: AbstractBaseUser, session: Session) -> None:
 async def history(
     actor: AbstractBaseUser, session: Session, *, limit: int | None, before: str | None
 ) -> contract.History:
-    """The history as its user sees it, see ``runs.reading.conversation``.
+    """The history as its user sees it, see ``runs.reading.history``.
 
     The caller has put the reading on record.
     """
     if not may_read(actor, session.owner_id):
         raise Forbidden
-    return await conversation.history(session, limit=limit, before=before)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
+    return await histories.read(session, limit=limit, before=before)
 
 
 # Who may

@@ -8,11 +8,10 @@ are ignored, and so are unknown ones.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError as DjangoValidationError
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from rest_framework.exceptions import ValidationError
 
 from chat.api.errors import sentence
@@ -21,6 +20,9 @@ from chat.openai.errors import Refused, Unsupported
 from runs.errors import TooLarge
 from runs.states import OnDisconnect
 
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -28,7 +30,7 @@ class CompletionRequest:
 
     model: str  # the agent
     text: str  # the last message, which is the user's
-    earlier: list[BaseMessage]  # those before it; of a session that exists already none is read
+    earlier: "list[BaseMessage]"  # those before it; of a session that exists already none is read
     stream: bool
     include_usage: bool  # on a chunk of its own at the end of the stream
     on_disconnect: OnDisconnect
@@ -114,8 +116,10 @@ def _refuse_unprintable(messages: Sequence[Any]) -> None:
             raise Refused(sentence(error.detail), f"messages[{place}]") from None
 
 
-def _message(message: Any, name: str) -> BaseMessage:
+def _message(message: Any, name: str) -> "BaseMessage":
     """One of the earlier messages as LangChain has it."""
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
     if not isinstance(message, dict):
         raise Refused(f'"{name}" must be an object.', name)
     content = message.get("content")

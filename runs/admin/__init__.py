@@ -1,6 +1,6 @@
-"""The operator's console: what runs, what hangs and why, and what can be done about it.
+"""The operators' console: what runs, what is stuck and why, and the commands that end it.
 
-Its pages read the models; whatever changes something calls ``runs.operators``, as the API does.
+Its pages read the models. Whatever changes something calls ``runs.operators``, as the API does.
 """
 
 from django.contrib import admin
@@ -9,6 +9,6 @@ from runs.admin.pages import accounts, audit, cancellations, runs, sessions, wor
 
 admin.site.site_header = admin.site.site_title = "Turnkeeper"
 admin.site.index_title = "Operators' console"
-admin.site.enable_nav_sidebar = False  # the lists need the width; the way to them is in the header
+admin.site.enable_nav_sidebar = False  # the lists need the width; the header links to them
 
 __all__ = ["accounts", "audit", "cancellations", "runs", "sessions", "workers"]

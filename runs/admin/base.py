@@ -1,4 +1,4 @@
-"""What all of the console's models have in common: they are looked at, and nothing else."""
+"""The base of the console's admins: their objects are shown, and not edited."""
 
 from typing import Any
 from uuid import UUID
@@ -18,17 +18,17 @@ from runs.admin.lists.paging import BoundedChangeList, BoundedPaginator
 
 
 def actor_of(request: HttpRequest) -> AbstractBaseUser:
-    """Who is at the console; the admin site has seen to it that it is somebody."""
+    """The user of the request. The admin site has checked that there is one."""
     return request.user  # type: ignore[return-value]
 
 
 def allowed(request: HttpRequest, permission: str) -> bool:
-    """Whether whoever is at the console has this permission of the engine's."""
+    """Whether the user of the request has this permission of the engine."""
     return bool(request.user.has_perm(f"runs.{permission}"))
 
 
 class ConsoleAdmin(admin.ModelAdmin):
-    """A list and pages to look at: nothing is added, changed or deleted here by hand."""
+    """A list and pages that add, change and delete nothing."""
 
     paginator = BoundedPaginator
     list_per_page = 50
@@ -38,7 +38,7 @@ class ConsoleAdmin(admin.ModelAdmin):
     page_template = ""
 
     class Media:
-        css = {"all": ["admin/runs/console.css"]}
+        css = {"all": ["admin/console.css"]}
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -50,9 +50,9 @@ class ConsoleAdmin(admin.ModelAdmin):
         return False
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only what the filters ask for: Django's would filter by any field, words among them."""
+        """Whether a filter has this parameter. Django would filter by any field, also by what users wrote."""
         if lookup not in {getattr(one, "parameter_name", "") for one in self.list_filter}:
-            raise IncorrectLookupParameters  # which leads to the list without it
+            raise IncorrectLookupParameters  # Django redirects to the list without it
         return True
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[BoundedChangeList]:
@@ -65,7 +65,7 @@ class ConsoleAdmin(admin.ModelAdmin):
         return super().changelist_view(request, title | (extra_context or {}))
 
     def prepare(self, request: HttpRequest, rows: Any) -> None:
-        """Note on the rows of a page what depends on who looks at it."""
+        """Add to the rows of a page what depends on its reader."""
 
     def change_view(
         self,
@@ -103,7 +103,7 @@ class ConsoleAdmin(admin.ModelAdmin):
     def response_action(
         self, request: HttpRequest, queryset: QuerySet[Any], *args: Any
     ) -> HttpResponse | None:
-        """Django's, which trusts the selection to consist of keys."""
+        """Refuse a selection that does not consist of keys, which Django would trust."""
         try:
             for chosen in request.POST.getlist(ACTION_CHECKBOX_NAME):
                 self.opts.pk.to_python(chosen)

@@ -2,20 +2,18 @@
 
 import hashlib
 import json
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
-from langchain_core.messages import BaseMessage
 
 from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
-from runs.lifecycle import transitions
-from runs.memory import brought_messages
+from runs.lifecycle import cancelling, locks, queue, resolution, titles
+from runs.live import notices
 from runs.models import Run, Seed, Session
 from runs.states import (
     ACTIVE,
@@ -27,6 +25,9 @@ from runs.states import (
     RunStatus,
     TitleSource,
 )
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 STREAM_MODES = ("updates", "custom")
 
@@ -85,22 +86,24 @@ def checked_text(text: Any, name: str) -> str:
 
 
 def open_session(
-    actor: Any, *, agent: str, origin: Origin, seed: Sequence[BaseMessage], key: str | None
+    actor: Any, *, agent: str, origin: Origin, seed: "Sequence[BaseMessage]", key: str | None
 ) -> Session:
     """A new session with its seed; with a ``key`` the one that was opened with it, if there is one.
 
     Belongs into the transaction that starts its first turn. Raises IdempotencyConflict when that one was
     opened with something else.
     """
+    from runs.memory import brought_messages
+
     session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
-    messages = brought_messages.stored(session_id, seed)
+    messages = brought_messages.serialise(session_id, seed)
     session, is_new = Session.objects.get_or_create(
         id=session_id, defaults={"owner": actor, "agent": agent, "origin": origin}
     )
     if is_new:
         if messages:
             Seed.objects.create(session=session, messages=messages)
-        transitions.session_created(session)
+        notices.session_changed(session)
         return session
     brought = list(Seed.objects.filter(session=session).values_list("messages", flat=True))
     if session.agent != agent or brought != ([messages] if messages else []):
@@ -113,7 +116,7 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
     Raises IdempotencyConflict, AgentMismatch, RunActive, QueueFull.
     """
-    with transitions.locked_session(session_id) as session:
+    with locks.locked_session(session_id) as session:
         if turn.key is not None:
             earlier = statements.run_with_key.first(session.id, turn.key)
             if earlier is not None:
@@ -132,10 +135,10 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
             _check_queue(session, active)
         for interrupted in concerned:
             if interrupted.status == RunStatus.INTERRUPTED:
-                transitions.resolve(session, interrupted.id, Resolution.DISMISSED)
+                resolution.resolve(session, interrupted.id, Resolution.DISMISSED)
         if not session.title:
-            session.title, session.title_source = title_from_words(turn.text), TitleSource.WORDS
-        return transitions.enqueue(
+            session.title, session.title_source = titles.from_words(turn.text), TitleSource.WORDS
+        return queue.enqueue(
             session,
             Run(
                 input=turn.text,
@@ -151,10 +154,10 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
 def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
     """Admit a run that goes on from the checkpoint of this interrupted one, at the head of the line."""
-    with transitions.locked_session(run.session_id) as session:
+    with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
-        ended = transitions.resolve(session, run.id, Resolution.RESUMED)
-        return transitions.enqueue(
+        ended = resolution.resolve(session, run.id, Resolution.RESUMED)
+        return queue.enqueue(
             session,
             Run(
                 resumes=ended,
@@ -172,10 +175,10 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
     """Admit a run in place of the session's latest one: history goes back to before its user message."""
     if text is not None:
         text = checked_text(text, "input")
-    with transitions.locked_session(run.session_id) as session:
+    with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
-        ended = transitions.resolve(session, run.id, Resolution.RETRIED)
-        return transitions.enqueue(
+        ended = resolution.resolve(session, run.id, Resolution.RETRIED)
+        return queue.enqueue(
             session,
             Run(
                 retries=ended,
@@ -190,19 +193,13 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
 
 def dismiss(run: Run) -> Run:
     """Decide that nobody goes on from this interrupted run; the queue behind it moves again."""
-    with transitions.locked_session(run.session_id) as session:
-        return transitions.resolve(session, run.id, Resolution.DISMISSED)
-
-
-def title_from_words(text: str) -> str:
-    """The first words of a message as a title of at most 60 characters, never empty."""
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return textwrap.shorten(words, 60, placeholder=" …") or words.strip()[:59] + "…"
+    with locks.locked_session(run.session_id) as session:
+        return resolution.resolve(session, run.id, Resolution.DISMISSED)
 
 
 def _cancel_all(session: Session, active: Sequence[Run], actor: Any) -> None:
     for run in active:
-        transitions.request_cancel(
+        cancelling.request_cancel(
             run.id,
             source=CancelSource.SUPERSEDED,
             reason="A newer message took its place.",

@@ -1,7 +1,7 @@
-"""Hints: small messages to whoever listens, in this process directly, in others over the channel layer.
+"""Notices to listeners: in this process directly, in other processes over the channel layer.
 
-The layer may lose them or be down, and nothing that is sent here is the only way to learn of it. One channel
-per process, whatever the number of its listeners.
+The layer may lose them or be down. So every notice is a hint, and its facts are in the database. A process
+has one channel, however many listeners it has.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ T = TypeVar("T")
 Message: TypeAlias = dict[str, Any]
 Handler: TypeAlias = Callable[[Message], None]
 
-# With a dead layer nobody is helped by what waits here; the log has it all.
+# Notices that wait for the layer. Others are dropped, as the log has their facts.
 _OUTBOX_LIMIT = 10_000
-# How long, in seconds, to wait for a layer whose server hangs: so much later a client begins to follow.
-_PATIENCE = 2.0
+# Seconds to wait for a layer whose server hangs. A client may begin to follow so much later.
+_TIMEOUT = 2.0
 
 
 class Bus:
-    """Who listens in this process, and its end of the channel layer; on one event loop."""
+    """The listeners of this process, and its channel of the layer; on one event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,14 +42,14 @@ class Bus:
         self._handlers: dict[str, Handler] = {}
         self._outbox: list[tuple[str, Message]] = []
         self._outgoing = asyncio.Event()
-        self._operations: set[asyncio.Task[Any]] = set()  # of the layer, that have not ended
+        self._operations: set[asyncio.Task[Any]] = set()  # of the layer, in progress
         self.tasks: list[asyncio.Task[None]] = []  # the side loops
 
     @classmethod
     async def open(cls) -> "Bus":
-        """Join the channel layer; later, if it is away now."""
+        """A bus that has joined the channel layer, or joins when the layer is back."""
         bus = cls()
-        await bus._quietly(bus._join())
+        await bus._try(bus._join())
         bus.tasks = [
             asyncio.create_task(bus._send_forever(), name="bus sender"),
             asyncio.create_task(bus._receive_forever(), name="bus receiver"),
@@ -57,19 +57,19 @@ class Bus:
         return bus
 
     async def close(self) -> None:
-        """Leave the channel layer; what is still in the outbox is dropped."""
+        """Leave the channel layer. Notices in the outbox are dropped."""
         await end(self.tasks)
         groups, self._handlers = self._handlers if self._channel else {}, {}
         for group in groups:
-            if not await self._quietly(self._layer.group_discard(group, self._channel)):
+            if not await self._try(self._layer.group_discard(group, self._channel)):
                 break
         if self._operations:
-            _, unfinished = await asyncio.wait(self._operations, timeout=_PATIENCE)
+            _, unfinished = await asyncio.wait(self._operations, timeout=_TIMEOUT)
             for operation in unfinished:
                 operation.cancel()
 
     def publish(self, group: str, message: Message) -> None:
-        """Tell everyone who listens to ``group``, here and elsewhere; from any thread, without blocking."""
+        """Send to all listeners of ``group``, in all processes. From any thread, without blocking."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -80,38 +80,38 @@ class Bus:
             self._loop.call_soon_threadsafe(self._post, group, message)
 
     async def listen(self, group: str, handler: Handler) -> None:
-        """Call ``handler`` with each message of ``group``, on the loop. One handler a group."""
+        """Call ``handler`` on the loop with each message of ``group``. A group has one handler."""
         self._handlers[group] = handler
         if self._channel:
-            await self._quietly(self._layer.group_add(group, self._channel))
+            await self._try(self._layer.group_add(group, self._channel))
 
     async def unlisten(self, group: str) -> None:
         """Stop listening to ``group``."""
         if self._handlers.pop(group, None) and self._channel:
-            await self._quietly(self._layer.group_discard(group, self._channel))
+            await self._try(self._layer.group_discard(group, self._channel))
 
     async def echo(self) -> None:
-        """Return once a message to ourselves has arrived; raises what the layer raises while it is away."""
+        """Return when a message to this process itself has arrived. Raises what the layer raises."""
         if not self._channel:
             raise ConnectionError("The channel layer has not been joined yet.")
         group = f"echo.{uuid4()}"
         heard = asyncio.Event()
         self._handlers[group] = lambda _: heard.set()
         try:
-            await self._whole(self._layer.group_add(group, self._channel))
-            await self._whole(self._layer.group_send(group, _envelope(group, [{}])))
+            await self._shielded(self._layer.group_add(group, self._channel))
+            await self._shielded(self._layer.group_send(group, _envelope(group, [{}])))
             await heard.wait()
         finally:
             await self.unlisten(group)
 
     async def refresh(self) -> None:
-        """Join all groups anew: layers forget a member that was not read for a while, or restarted empty."""
+        """Join all groups again: a layer forgets them when it restarts or was not read for a while."""
         for group in list(self._handlers) if self._channel else ():
-            if not await self._quietly(self._layer.group_add(group, self._channel)):
+            if not await self._try(self._layer.group_add(group, self._channel)):
                 return
 
     def _post(self, group: str, message: Message) -> None:
-        self._hand_over(group, message)
+        self._deliver(group, message)
         if self._is_shared and len(self._outbox) < _OUTBOX_LIMIT:
             self._outbox.append((group, message))
             self._outgoing.set()
@@ -129,7 +129,7 @@ class Bus:
         for group, message in taken:
             groups[group].append(message)
         for group, messages in groups.items():
-            await self._quietly(self._layer.group_send(group, _envelope(group, messages, self._name)))
+            await self._try(self._layer.group_send(group, _envelope(group, messages, self._name)))
 
     async def _join(self) -> None:
         self._channel = await self._layer.new_channel("process")
@@ -138,7 +138,7 @@ class Bus:
         while True:
             try:
                 if not self._channel:
-                    await self._whole(self._join())
+                    await self._shielded(self._join())
                     await self.refresh()
                 envelope = await self._layer.receive(self._channel)
             except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
@@ -147,28 +147,28 @@ class Bus:
                 await self.refresh()
                 continue
             if envelope.get("sender") == self._name:
-                continue  # was handed over when it was published
+                continue  # was delivered when it was published
             for message in envelope["messages"]:
-                self._hand_over(envelope["group"], message)
+                self._deliver(envelope["group"], message)
 
-    def _hand_over(self, group: str, message: Message) -> None:
+    def _deliver(self, group: str, message: Message) -> None:
         handler = self._handlers.get(group)
         if handler is None:
             return
         try:
             handler(message)
-        except Exception:  # one listener's fault must not deafen the process
+        except Exception:  # the error of one listener must not stop the others
             logger.exception("A listener of %s failed.", group)
 
-    async def _quietly(self, operation: Coroutine[Any, Any, Any]) -> bool:
-        """Do an operation of the layer, if its server takes it in time; whether it did."""
-        return await self._whole(_attempt(operation))
+    async def _try(self, operation: Coroutine[Any, Any, Any]) -> bool:
+        """Try an operation of the layer; whether it succeeded in time."""
+        return await self._shielded(_attempt(operation))
 
-    async def _whole(self, operation: Coroutine[Any, Any, T]) -> T:
-        """Await an operation of the layer. If the caller is cancelled meanwhile, it goes on to its end.
+    async def _shielded(self, operation: Coroutine[Any, Any, T]) -> T:
+        """Await an operation of the layer. If the caller is cancelled, the operation goes on to its end.
 
-        The client of Redis loses a cancel that comes together with its server's answer; whoever was to end
-        by it would go on for ever.
+        The client of Redis swallows a cancel that comes together with its server's answer. A caller that
+        should end by that cancel would go on for ever.
         """
         task = asyncio.create_task(operation, name="channel layer")
         self._operations.add(task)
@@ -178,7 +178,7 @@ class Bus:
 
 async def _attempt(operation: Coroutine[Any, Any, Any]) -> bool:
     try:
-        async with asyncio.timeout(_PATIENCE):  # wait_for loses a cancel that comes together with the result
+        async with asyncio.timeout(_TIMEOUT):  # wait_for may swallow a cancel that comes with the result
             await operation
     except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
         logger.warning("The channel layer does not take messages: %r. Clients catch up by polling.", error)
@@ -187,13 +187,13 @@ async def _attempt(operation: Coroutine[Any, Any, Any]) -> bool:
 
 
 def publish(group: str, message: Message) -> None:
-    """Send through this process's bus; from a process without one (a command) straight to the layer."""
+    """Send through the bus of this process, or without one (a command) directly to the layer."""
     if process.current is not None:
         process.current.bus.publish(group, message)
         return
     layer = get_channel_layer()
     if isinstance(layer, InMemoryChannelLayer):
-        return  # nobody else could hear it
+        return  # it has no other processes
     try:
         async_to_sync(layer.group_send)(group, _envelope(group, [message]))
     except Exception as error:  # noqa: BLE001 (a layer may raise anything while its server is away)
@@ -201,7 +201,7 @@ def publish(group: str, message: Message) -> None:
 
 
 def _envelope(group: str, messages: list[Message], sender: str = "") -> Message:
-    """What the layer carries; ``type`` is of its own protocol."""
+    """The form in which the layer carries notices; ``type`` belongs to its protocol."""
     return {"type": "bus", "group": group, "messages": messages, "sender": sender}
 
 

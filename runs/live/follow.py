@@ -1,12 +1,13 @@
-"""Follow a session: subscribe, backfill from the log, live, repair gaps from the log.
+"""Follow a session: subscribe, read the log from the client's cursor on, then pass events on as they come.
 
-The channel layer is a hint, the log is the truth: an event is passed on only when it is the next one, and
-whatever does not fit is read from the log, whose order is (position of the run, seq).
+A notice of the channel layer may be lost or late. So an event from it is passed on only if it is the next
+one; otherwise events are read from the log, in the order (position of the run, seq).
 
-A log is passed on whole or not at all: a place behind which compaction took events out, were it the very
-beginning, raises CursorGone. Its reader would have to tell such a hole from a loss; the history has it all.
+A client gets all events behind its cursor or none: if compaction has removed some of them, CursorGone is
+raised. The history has their text.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,14 +20,14 @@ from runs import process, statements
 from runs.errors import CursorGone, NotFound, Unavailable
 from runs.foundation.database import in_thread
 from runs.live.bus import Message
-from runs.live.hub import Feed, Hub
-from runs.models import Run, RunEvent, Session
+from runs.live.hub import Hub, Mailbox
+from runs.models import Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_TYPES
 from runs.wire import contract, encoding, representations
 
-# Events read from the log at a time: bounds the memory of a follower far behind.
+# Events that are read from the log at a time, which bounds the memory of a follower far behind.
 PAGE = 500
-# The most recent sessions of a user that a live list watches.
+# Sessions in a user's live list, the most recent ones.
 SUMMARIES = 200
 
 
@@ -43,7 +44,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SessionChanged:
-    """The session's representation changed; a client takes it if its cancellation_revision is not lower."""
+    """The session changed. A client ignores it if its cancellation_revision is lower than one it has."""
 
     session: contract.Session
 
@@ -59,7 +60,7 @@ class CancellationChanged:
 
 @dataclass(frozen=True, slots=True)
 class EffectChanged:
-    """A straggler ended: what is known of a tool call's effect changed after the run's end. No log event."""
+    """A straggler ended after the run's end, so the effect of its tool call is known. Not in the log."""
 
     run: str
     tool_call: str
@@ -75,7 +76,7 @@ class SessionDeleted:
 
 @dataclass(frozen=True, slots=True)
 class SummaryChanged:
-    """A line of the user's list changed."""
+    """An entry of the user's list changed."""
 
     summary: contract.SessionSummary
 
@@ -86,12 +87,12 @@ Item: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """How far a follower has come in a session's stream."""
+class _Offset:
+    """Where a follower is in a session's stream."""
 
     position: int  # of the run it is in
-    seq: int  # the last event it has
-    ended: bool  # whether that was the run's terminal event
+    seq: int  # the last event that it has
+    ended: bool  # whether that is the run's terminal event
 
     def is_right_before(self, position: int, seq: int) -> bool:
         """Whether that event is the next one."""
@@ -105,59 +106,59 @@ class _Place:
 
 
 async def session(session_id: UUID, cursor: tuple[UUID, int] | None) -> AsyncGenerator[Item, None]:
-    """All of a session, from behind ``cursor`` or from now; see ``runs.operations.follow_session``."""
-    async with _hub().session(session_id) as feed:
-        first, place = await in_thread(_start, session_id, cursor)
+    """The items of a session behind ``cursor``, or from now on; see ``runs.operations.follow_session``."""
+    async with _hub().session(session_id) as mailbox:
+        first, offset = await in_thread(_start, session_id, cursor)
         yield SessionChanged(first)
-        follower = _SessionFollower(session_id, feed, first, place, behind=cursor is not None)
+        follower = _SessionFollower(session_id, mailbox, first, offset, behind=cursor is not None)
         while not follower.over:
             async for event in follower.backfill():
                 yield event
-            for message in await feed.take():
+            for message in await mailbox.take():
                 for item in follower.take(message):
                     yield item
-            follower.look()
+            follower.check_loss()
 
 
 class _SessionFollower:
-    """What one follower has, and what it has to read again."""
+    """What one follower has, and whether it has to read the log."""
 
     def __init__(
-        self, session_id: UUID, feed: Feed, shown: contract.Session, place: _Place, *, behind: bool
+        self, session_id: UUID, mailbox: Mailbox, shown: contract.Session, offset: _Offset, *, behind: bool
     ) -> None:
         self.over = False
         self._id = session_id
-        self._feed = feed
-        self._go(place)
-        self._shown = shown["updated_at"]
-        self._told = shown["cancellation_revision"]  # of the last CancellationChanged
-        self._behind = behind  # events may be in the log that we do not have
+        self._mailbox = mailbox
+        self._move_to(offset)
+        self._last_updated_at = shown["updated_at"]
+        self._last_revision = shown["cancellation_revision"]  # of the last CancellationChanged
+        self._needs_backfill = behind
 
     async def backfill(self) -> AsyncIterator[Event]:
-        """What the log has behind our place."""
-        while self._behind:
-            page = await in_thread(_read_session, self._id, self._place)
+        """The events of the log behind the offset."""
+        while self._needs_backfill:
+            page = await in_thread(_read_session, self._id, self._offset)
             for position, event in page:
-                self._go(_Place(position, event.seq, event.terminal))
+                self._move_to(_Offset(position, event.seq, event.terminal))
                 yield event
-            self._behind = len(page) == PAGE or (bool(page) and self._place.ended)
+            self._needs_backfill = len(page) == PAGE or (bool(page) and self._offset.ended)
 
     def take(self, message: Message) -> Iterator[Item]:
-        """The items of a notice; what does not follow on is left to the log."""
+        """The items of a notice. Events that are not the next ones are left to ``backfill``."""
         match message["kind"]:
             case "events":
                 for position, event in _decode(message):
-                    if self._place.is_right_before(position, event.seq):
-                        self._go(_Place(position, event.seq, event.terminal))
-                        # Behind an ending there may be runs that ended in the queue meanwhile.
-                        self._behind |= event.terminal
+                    if self._offset.is_right_before(position, event.seq):
+                        self._move_to(_Offset(position, event.seq, event.terminal))
+                        # Runs that ended in the queue meanwhile may follow in the log.
+                        self._needs_backfill |= event.terminal
                         yield event
-                    elif self._place.is_before(position, event.seq):
-                        self._behind = True
+                    elif self._offset.is_before(position, event.seq):
+                        self._needs_backfill = True
             case "cancellation":
-                if message["revision"] > self._told:
-                    self._told = message["revision"]
-                    yield CancellationChanged(str(self._id), message["pending"], self._told)
+                if message["revision"] > self._last_revision:
+                    self._last_revision = message["revision"]
+                    yield CancellationChanged(str(self._id), message["pending"], self._last_revision)
             case "effect":
                 yield EffectChanged(message["run"], message["tool_call"], message["effect"])
             case "snapshot":
@@ -165,23 +166,23 @@ class _SessionFollower:
                 if session is None:
                     self.over = True
                     yield SessionDeleted(str(self._id))
-                elif session["updated_at"] != self._shown:
-                    self._shown = session["updated_at"]
+                elif session["updated_at"] != self._last_updated_at:
+                    self._last_updated_at = session["updated_at"]
                     yield SessionChanged(session)
 
-    def look(self) -> None:
-        """Whether the mailbox or the poll found that something was missed."""
-        self._behind |= self._feed.lost
-        self._feed.lost = False
+    def check_loss(self) -> None:
+        """Read the log if the mailbox has lost something."""
+        self._needs_backfill |= self._mailbox.lost
+        self._mailbox.lost = False
 
-    def _go(self, place: _Place) -> None:
-        self._place = place
-        self._feed.place = (place.position, place.seq)
+    def _move_to(self, offset: _Offset) -> None:
+        self._offset = offset
+        self._mailbox.offset = (offset.position, offset.seq)
 
 
 async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Event, None]:
-    """The events of one run behind ``after``, up to its terminal one."""
-    async with _hub().session(session_id) as feed:
+    """The events of one run with a seq above ``after``, up to its terminal one."""
+    async with _hub().session(session_id) as mailbox:
         seq, behind = after, True
         while True:
             while behind:
@@ -192,8 +193,8 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Even
                 if over:
                     return
                 behind = len(page) == PAGE
-            feed.place = (0, 0)  # each poll that finds us behind the session's latest event has us look again
-            for message in await feed.take():
+            mailbox.offset = (0, 0)  # so that each poll with a newer event reports a loss
+            for message in await mailbox.take():
                 if message["kind"] == "snapshot":
                     behind |= message["session"] is None
                 if message["kind"] != "events" or message["run"] != str(run_id):
@@ -206,23 +207,23 @@ async def run(session_id: UUID, run_id: UUID, after: int) -> AsyncGenerator[Even
                             return
                     elif event.seq > seq:
                         behind = True
-            behind |= feed.lost
-            feed.lost = False
+            behind |= mailbox.lost
+            mailbox.lost = False
 
 
 async def user(user_id: Any) -> AsyncGenerator[Item, None]:
     """The summaries of a user's sessions as they change."""
-    async with _hub().user(user_id) as feed:
+    async with _hub().user(user_id) as mailbox:
         shown = dict(await in_thread(_summaries, user_id, None))
         while True:
-            messages = await feed.take()
+            messages = await mailbox.take()
             named = {UUID(message["session"]) for message in messages}
             for message in messages:
-                if message["kind"] == "deleted":  # perhaps one that is too old for us to have shown it
+                if message["kind"] == "deleted":  # it may be too old to be in ``shown``
                     shown.pop(UUID(message["session"]), None)
                     yield SessionDeleted(message["session"])
-            if feed.lost:
-                feed.lost, named = False, set()
+            if mailbox.lost:
+                mailbox.lost, named = False, set()
             current = dict(await in_thread(_summaries, user_id, named or None))
             for session_id, summary in current.items():
                 if shown.get(session_id) != summary:
@@ -234,9 +235,41 @@ async def user(user_id: Any) -> AsyncGenerator[Item, None]:
                 yield SessionDeleted(str(session_id))
 
 
+async def settled(cancellation: contract.Cancellation, seconds: float | None) -> contract.Cancellation:
+    """The Cancellation once it has settled, or as it is after ``seconds`` (None: no limit).
+
+    Its session's notices tell of it, and once a second it is looked up in case they were lost.
+    """
+    if cancellation["id"] is None or cancellation["settled_at"] is not None or seconds == 0:
+        return cancellation
+    cancellation_id = UUID(cancellation["id"])
+    found: contract.Cancellation | None
+    try:
+        async with asyncio.timeout(seconds), _hub().session(UUID(cancellation["session"])) as mailbox:
+            while (found := await in_thread(_cancellation, cancellation_id)) and not found["settled_at"]:
+                await _change(mailbox)
+    except TimeoutError:
+        found = await in_thread(_cancellation, cancellation_id)
+    return found or cancellation  # when its session is deleted, no more is known
+
+
+async def _change(mailbox: Mailbox) -> None:
+    """Wait for a notice of anything but events, or for a loss."""
+    while True:
+        messages = await mailbox.take()
+        if mailbox.lost or any(message["kind"] != "events" for message in messages):
+            mailbox.lost = False
+            return
+
+
+def _cancellation(cancellation_id: UUID) -> contract.Cancellation | None:
+    found = Cancellation.objects.select_related("requested_by").filter(id=cancellation_id).first()
+    return representations.cancellation(found) if found else None
+
+
 def _hub() -> Hub:
     if process.current is None:
-        raise Unavailable  # only a process that serves can follow
+        raise Unavailable  # only a process that serves can follow and wait
     return process.current.hub
 
 
@@ -246,12 +279,12 @@ def _decode(message: Message) -> Iterator[tuple[int, Event]]:
 
 
 def snapshot(session_id: UUID) -> contract.Session | None:
-    """The Session, all of it from one moment; None if it is not there."""
+    """The Session, all of it as of one moment; None if it does not exist."""
     return snapshots([session_id])[session_id]
 
 
 def snapshots(session_ids: Collection[UUID]) -> dict[UUID, contract.Session | None]:
-    """Each Session, all of it from one moment: read again when it moved meanwhile. None: not there."""
+    """By id, each Session as of one moment: read again if it changed meanwhile. None: it does not exist."""
     read: dict[UUID, contract.Session | None] = {}
     moved = set(session_ids)
     for _ in range(5):
@@ -265,8 +298,8 @@ def snapshots(session_ids: Collection[UUID]) -> dict[UUID, contract.Session | No
     return read
 
 
-def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[contract.Session, _Place]:
-    """The snapshot a follower begins with, and the place its events go on from."""
+def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[contract.Session, _Offset]:
+    """The snapshot that a follower begins with, and the offset behind which its events begin."""
     while True:
         shown = snapshot(session_id)
         if shown is None:
@@ -276,58 +309,57 @@ def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[contract.
         updated_at = datetime.fromisoformat(shown["updated_at"])
         if statements.session_updates([session_id]) == [(session_id, updated_at)]:
             break
-    place = _Place(0, 0, True)
+    offset = _Offset(0, 0, True)
     if latest is not None:
         active = shown["active_run"]
         seq = active["last_seq"] if active else latest.last_seq
-        place = _Place(latest.position or 0, seq, latest.is_terminal)
+        offset = _Offset(latest.position or 0, seq, latest.is_terminal)
     if cursor is not None:
         at = Run.objects.filter(id=cursor[0], session=session_id).first()
         if at is None:
             raise NotFound
         if at.position is not None:
             seq = min(cursor[1], at.last_seq)
-            if _is_gone(session_id, at.position, seq):
+            if _was_compacted(session_id, at.position, seq):
                 raise CursorGone
-            place = _Place(at.position, seq, at.is_terminal and seq == at.last_seq)
-    return shown, place
+            offset = _Offset(at.position, seq, at.is_terminal and seq == at.last_seq)
+    return shown, offset
 
 
-def _is_gone(session_id: UUID, position: int, seq: int) -> bool:
-    """Whether events of the session's stream behind this place were compacted away."""
+def _was_compacted(session_id: UUID, position: int, seq: int) -> bool:
+    """Whether compaction has removed events of the session's stream behind this offset."""
     behind = Q(position=position, compacted_to__gt=seq) | Q(position__gt=position, compacted_to__gt=0)
     return Run.objects.filter(behind, session=session_id).exists()
 
 
-def refuse_holes(compacted_to: int | None, seq: int) -> None:
-    """Raise CursorGone if events behind ``seq`` were compacted away.
+def raise_if_compacted(compacted_to: int | None, seq: int) -> None:
+    """Raise CursorGone if compaction has removed events behind ``seq``.
 
-    ``compacted_to`` has to come from the statement that read the events, since compaction goes on meanwhile.
+    ``compacted_to`` must come from the statement that read the events: compaction may go on meanwhile.
     """
     if compacted_to is not None and compacted_to > seq:
         raise CursorGone
 
 
-def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
-    """The next events of the session's stream; a later run only behind the earlier one's terminal event.
-
-    Raises CursorGone.
+def _read_session(session_id: UUID, offset: _Offset) -> list[tuple[int, Event]]:
+    """A page of the session's stream as (position, event). The events of a run come after the terminal event
+    of the earlier one. Raises CursorGone.
     """
-    behind = Q(run__position=place.position, seq__gt=place.seq)
-    if place.ended:
-        behind |= Q(run__position__gt=place.position)
+    behind = Q(run__position=offset.position, seq__gt=offset.seq)
+    if offset.ended:
+        behind |= Q(run__position__gt=offset.position)
     rows = (
         RunEvent.objects.filter(behind, run__session=session_id)
         .order_by("run__position", "seq")
         .values_list("run_id", "seq", "type", "data", "at", "run__position", "run__compacted_to")[:PAGE]
     )
     page = []
-    position, seq, ended = place.position, place.seq, place.ended
+    position, seq, ended = offset.position, offset.seq, offset.ended
     for row in rows:
         of_run = row[5] or 0
         if of_run != position and not ended:
             break
-        refuse_holes(row[6], seq if of_run == position else 0)
+        raise_if_compacted(row[6], seq if of_run == position else 0)
         event = _event(row)
         position, seq, ended = of_run, event.seq, event.terminal
         page.append((position, event))
@@ -335,7 +367,7 @@ def _read_session(session_id: UUID, place: _Place) -> list[tuple[int, Event]]:
 
 
 def _read_run(run_id: UUID, after: int) -> tuple[list[Event], bool]:
-    """The next events of a run, and whether they are its last: it has ended, or it is gone.
+    """A page of the run's events, and whether it is the last: the run has ended or is gone.
 
     Raises CursorGone.
     """
@@ -343,7 +375,7 @@ def _read_run(run_id: UUID, after: int) -> tuple[list[Event], bool]:
     found = RunEvent.objects.filter(run=run_id, seq__gt=after).order_by("seq")
     rows = list(found.values_list("run_id", "seq", "type", "data", "at", "run__compacted_to")[:PAGE])
     if rows:
-        refuse_holes(rows[0][5], after)
+        raise_if_compacted(rows[0][5], after)
     page = [_event(row) for row in rows]
     if run is None:
         return page, True
@@ -367,7 +399,7 @@ def _deleted(session_ids: set[UUID]) -> set[UUID]:
 
 
 def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, contract.SessionSummary]]:
-    """The user's summaries, all or the named ones; bounded to what a list shows."""
+    """(session id, summary) of the user's sessions or of these; at most SUMMARIES."""
     found = Session.objects.filter(owner=user_id, origin="chat")
     if session_ids is not None:
         found = found.filter(id__in=session_ids)

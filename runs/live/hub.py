@@ -1,8 +1,8 @@
-"""What this process follows: one membership per session, however many followers, and one poll for all.
+"""The followers in this process. Each followed session is listened to once, and one poll serves all.
 
-What has changed is read together, and once for all its followers; a session that cannot be represented
-harms its own followers only. The notices of the bus may be lost; so about every second one query looks
-whether a followed session has moved.
+Changed sessions are read together, each once for all its followers. A session that cannot be represented
+affects its own followers only. Notices of the bus may be lost, so about once a second one query checks
+whether a followed session has changed.
 """
 
 import asyncio
@@ -25,153 +25,157 @@ from runs.wire import contract
 
 logger = logging.getLogger(__name__)
 
-# A loss shows at the second poll behind it, so it is repaired within two seconds.
+# A lost notice is found by the second poll after it, so within two seconds.
 POLL_SECONDS = 0.8
-# The layer may have forgotten us (a restart, an expiry): join again this often.
+# Join the groups again after so many polls: the layer forgets members when it restarts or they expire.
 REFRESH_POLLS = 12
-# Changes that come together, in seconds, such as runs that begin at once, are read together.
-_TOGETHER = 0.025
-# A follower further behind than this reads the log instead.
-_FEED_LIMIT = 500
+# Changes within so many seconds are read together, such as runs that begin at once.
+_COLLECT_SECONDS = 0.025
+# Messages that wait for one follower. One that is further behind reads the log instead.
+_MAILBOX_LIMIT = 500
 
-Place: TypeAlias = tuple[int, int]  # position of a run in its session, seq
+Offset: TypeAlias = tuple[int, int]  # position of a run in its session, seq
 Snapshot: TypeAlias = contract.Session
-# Gives the snapshot of each of these sessions, None of those that are gone; called in a database thread.
-Read: TypeAlias = Callable[[Collection[UUID]], dict[UUID, Snapshot | None]]
+# Gives the snapshot of each session, or None if it is gone. Called in a database thread.
+ReadSnapshots: TypeAlias = Callable[[Collection[UUID]], dict[UUID, Snapshot | None]]
 
 
-class Feed:
-    """One follower's mailbox: bounded, and honest about what it lost.
+class Mailbox:
+    """The notices for one follower: bounded, and ``lost`` tells whether some were dropped.
 
     Besides the notices of the bus it gets ``{"kind": "snapshot", "session": Session | None}`` whenever the
-    session has changed; None says that it is gone.
+    session has changed. None means that the session is gone.
     """
 
     def __init__(self) -> None:
         self.lost = False
-        # How far the follower has come in the session's stream; None if it does not look at events.
-        self.place: Place | None = None
+        # Where the follower is in the session's stream; None if it does not read events.
+        self.offset: Offset | None = None
         self._messages: deque[Message] = deque()
         self._something = asyncio.Event()
 
     def put(self, message: Message) -> None:
-        """Add a notice; when the follower is too far behind, drop what can be read again, and remember."""
-        if len(self._messages) >= _FEED_LIMIT:
-            self._messages = deque(_only_told(self._messages))
+        """Add a notice. A full mailbox first drops those that can be read again, and sets ``lost``."""
+        if len(self._messages) >= _MAILBOX_LIMIT:
+            self._messages = deque(_newest_of_each(self._messages))
             self.lost = True
         self._messages.append(message)
         self._something.set()
 
-    def expect_loss(self) -> None:
-        """Something may have been missed: read the log again."""
+    def suspect_loss(self) -> None:
+        """Have the follower read again: it may have missed something."""
         self.lost = True
         self._something.set()
 
     async def take(self) -> list[Message]:
-        """Wait for something and take all notices. Look at ``lost`` as well."""
+        """Wait until there is something, and take all notices. Check ``lost``, too."""
         await self._something.wait()
         self._something.clear()
         messages, self._messages = list(self._messages), deque()
         return messages
 
 
-def _only_told(messages: Iterable[Message]) -> list[Message]:
-    """Of these the newest notice of each thing that no follower reads by itself; few enough to leave room."""
+def _newest_of_each(messages: Iterable[Message]) -> list[Message]:
+    """The newest notice of each thing that a follower does not read again: about half a mailbox at most."""
     states: dict[str, Message] = {}  # of the session as a whole, by kind
     single: dict[tuple[str, str], Message] = {}
     for message in messages:
         match message["kind"]:
             case "events" | "changed":
-                continue  # the log and the list are read again
+                continue  # the follower reads the log or the list again
             case "effect":
                 single[message["run"], message["tool_call"]] = message
             case "deleted":
                 single["deleted", message["session"]] = message
             case kind:
                 states[kind] = message
-    return [*list(single.values())[-_FEED_LIMIT // 2 :], *states.values()]
+    return [*list(single.values())[-_MAILBOX_LIMIT // 2 :], *states.values()]
 
 
 class Hub:
-    """The feeds of this process, by session and by user."""
+    """The mailboxes of this process, by session and by user."""
 
-    def __init__(self, bus: Bus, read: Read) -> None:
+    def __init__(self, bus: Bus, read: ReadSnapshots) -> None:
         self._bus = bus
         self._read = read
-        self._sessions: dict[UUID, set[Feed]] = defaultdict(set)
-        self._users: dict[Any, set[Feed]] = defaultdict(set)
-        self._seen: dict[UUID, Place] = {}  # by the last poll
-        self._told: dict[UUID, datetime] = {}  # ``updated_at`` of the last snapshot
-        self._changed: set[UUID] = set()  # since they were read
-        self._faulty: set[UUID] = set()  # could not be represented when they were last read
+        self._sessions: dict[UUID, set[Mailbox]] = defaultdict(set)
+        self._users: dict[Any, set[Mailbox]] = defaultdict(set)
+        self._polled: dict[UUID, Offset] = {}  # as of the last poll
+        self._sent_at: dict[UUID, datetime] = {}  # ``updated_at`` of the last snapshot that was sent
+        self._changed: set[UUID] = set()  # sessions that changed since they were read
+        self._faulty: set[UUID] = set()  # sessions that could not be represented at the last read
         self._reading: asyncio.Task[None] | None = None
         self._lists: dict[Any, tuple[datetime, int] | None] = {}
         self.tasks: list[asyncio.Task[None]] = []  # the side loop
 
     @classmethod
-    def open(cls, bus: Bus, read: Read) -> "Hub":
-        """Begin to listen and to poll."""
+    def open(cls, bus: Bus, read: ReadSnapshots) -> "Hub":
+        """A hub that polls."""
         hub = cls(bus, read)
         hub.tasks = [asyncio.create_task(hub._poll_forever(), name="follow poll")]
         return hub
 
     async def close(self) -> None:
-        """Stop polling; the followers are their own owners' to close."""
+        """Stop polling. Followers are closed by their owners."""
         await end([*self.tasks, *([self._reading] if self._reading else [])])
 
     @property
     def followers(self) -> int:
-        """How many feeds are open."""
+        """How many mailboxes are open."""
         return sum(map(len, self._sessions.values())) + sum(map(len, self._users.values()))
 
     @asynccontextmanager
-    async def session(self, session_id: UUID) -> AsyncIterator[Feed]:
-        """The feed of a session, from now on."""
+    async def session(self, session_id: UUID) -> AsyncIterator[Mailbox]:
+        """A mailbox for a session, from now on."""
 
-        def hear(message: Message) -> None:
+        def receive(message: Message) -> None:
             if message["kind"] in ("changed", "cancellation", "deleted"):
                 self._read_soon(session_id)
             if message["kind"] in ("events", "cancellation", "effect"):
-                self._distribute(self._sessions[session_id], message)
+                self._deliver(self._sessions[session_id], message)
 
-        async with self._feed(self._sessions, session_id, session_group(session_id), hear) as feed:
-            yield feed
-
-    @asynccontextmanager
-    async def user(self, user_id: Any) -> AsyncIterator[Feed]:
-        """The feed of a user's list, from now on."""
-
-        def hear(message: Message) -> None:
-            self._distribute(self._users[user_id], message)
-
-        async with self._feed(self._users, user_id, user_group(user_id), hear) as feed:
-            yield feed
+        async with self._mailbox(self._sessions, session_id, session_group(session_id), receive) as mailbox:
+            yield mailbox
 
     @asynccontextmanager
-    async def _feed(
-        self, feeds: dict[Any, set[Feed]], key: Hashable, group: str, hear: Callable[[Message], None]
-    ) -> AsyncIterator[Feed]:
-        feed = Feed()
-        members = feeds[key]
-        members.add(feed)
+    async def user(self, user_id: Any) -> AsyncIterator[Mailbox]:
+        """A mailbox for a user's list, from now on."""
+
+        def receive(message: Message) -> None:
+            self._deliver(self._users[user_id], message)
+
+        async with self._mailbox(self._users, user_id, user_group(user_id), receive) as mailbox:
+            yield mailbox
+
+    @asynccontextmanager
+    async def _mailbox(
+        self,
+        mailboxes: dict[Any, set[Mailbox]],
+        key: Hashable,
+        group: str,
+        receive: Callable[[Message], None],
+    ) -> AsyncIterator[Mailbox]:
+        mailbox = Mailbox()
+        members = mailboxes[key]
+        members.add(mailbox)
         try:
             if len(members) == 1:
-                await self._bus.listen(group, hear)
-            yield feed
+                await self._bus.listen(group, receive)
+            yield mailbox
         finally:
-            members.discard(feed)
-            if not members and feeds.get(key) is members:
-                del feeds[key]
-                self._seen.pop(key, None)  # type: ignore[call-overload]
-                self._told.pop(key, None)  # type: ignore[call-overload]
+            members.discard(mailbox)
+            if not members and mailboxes.get(key) is members:
+                del mailboxes[key]
+                self._polled.pop(key, None)  # type: ignore[call-overload]
+                self._sent_at.pop(key, None)  # type: ignore[call-overload]
                 self._faulty.discard(key)
                 self._lists.pop(key, None)
                 await self._bus.unlisten(group)
 
     @staticmethod
-    def _distribute(members: set[Feed], message: Message) -> None:
-        for feed in members:
-            feed.put(message)
+    def _deliver(members: set[Mailbox], message: Message) -> None:
+        for mailbox in members:
+            mailbox.put(message)
 
     async def _poll_forever(self) -> None:
         polls = 0
@@ -182,40 +186,40 @@ class Hub:
                 await self.poll_step()
                 if polls % REFRESH_POLLS == 0:
                     await self._bus.refresh()
-            except DATABASE_UNAVAILABLE as error:  # the next poll tells
+            except DATABASE_UNAVAILABLE as error:  # the next poll makes up for it
                 logger.warning("The followed sessions could not be polled: %s", error)
-            except Exception:  # without polls nobody who follows would hear of what was lost on the way
+            except Exception:  # without polls, followers would not get what was lost
                 logger.exception("The followed sessions could not be polled.")
 
     async def poll_step(self) -> None:
-        """Look once at everything that is followed, and make up for what nobody told."""
+        """Check once everything that is followed, and have its followers read what they missed."""
         followed = list(self._sessions)
         if followed:
             states = await in_thread(_read_states, followed)
             for session_id in followed:
-                self._look(session_id, states.get(session_id))
+                self._compare(session_id, states.get(session_id))
         users = list(self._users)
         if users:
             lists = await in_thread(_read_lists, users)
             for user_id in users:
                 if self._lists.get(user_id) != lists.get(user_id) and user_id in self._users:
                     self._lists[user_id] = lists.get(user_id)
-                    for feed in self._users[user_id]:
-                        feed.expect_loss()
+                    for mailbox in self._users[user_id]:
+                        mailbox.suspect_loss()
 
-    def _look(self, session_id: UUID, state: tuple[datetime, Place] | None) -> None:
-        """What the poll saw of a session; None when it was not there any more."""
+    def _compare(self, session_id: UUID, state: tuple[datetime, Offset] | None) -> None:
+        """Compare what the poll found of a session (None: it is gone) with what was sent."""
         if session_id not in self._sessions:
             return
-        if state is None or state[0] != self._told.get(session_id):
+        if state is None or state[0] != self._sent_at.get(session_id):
             self._read_soon(session_id)
         if state is None:
             return
-        before, self._seen[session_id] = self._seen.get(session_id), state[1]
-        for feed in self._sessions[session_id]:
-            # What was there a poll ago and has not come since is not on its way any more.
-            if before is not None and feed.place is not None and feed.place < before:
-                feed.expect_loss()
+        before, self._polled[session_id] = self._polled.get(session_id), state[1]
+        for mailbox in self._sessions[session_id]:
+            # What was there one poll ago and has not arrived since was lost.
+            if before is not None and mailbox.offset is not None and mailbox.offset < before:
+                mailbox.suspect_loss()
 
     def _read_soon(self, session_id: UUID) -> None:
         if session_id in self._sessions:
@@ -224,54 +228,54 @@ class Hub:
                 self._reading = asyncio.create_task(self._read_changed(), name="snapshots")
 
     async def _read_changed(self) -> None:
-        """Read what has changed, until nothing has changed meanwhile; one read at a time, so in order."""
+        """Read the changed sessions until none is left; one read at a time, so in order."""
         try:
             while self._changed:
-                await asyncio.sleep(_TOGETHER)
+                await asyncio.sleep(_COLLECT_SECONDS)
                 changed, self._changed = self._changed, set()
                 faulty = changed & self._faulty
                 for together in (list(changed - faulty), *([one] for one in faulty)):
                     if together:
-                        await self._read_and_tell(together)
-        except DATABASE_UNAVAILABLE as error:  # the poll has them read when it is back
+                        await self._read_and_send(together)
+        except DATABASE_UNAVAILABLE as error:  # a poll has them read when the database is back
             logger.warning("What has changed could not be read for its followers: %s", error)
         finally:
             self._reading = None
 
-    async def _read_and_tell(self, session_ids: Sequence[UUID]) -> None:
-        """Read these together and tell their followers; a session that has a fault is found and left out."""
+    async def _read_and_send(self, session_ids: Sequence[UUID]) -> None:
+        """Read these sessions together and send them. If that fails, halve them to find the faulty one."""
         try:
             snapshots = await in_thread(self._read, session_ids)
         except DATABASE_UNAVAILABLE:
             raise
-        # The data of one session may be at fault in any way, and the others are told all the same.
+        # The data of one session may be wrong in any way; the others are sent all the same.
         except Exception as error:  # noqa: BLE001
             if len(session_ids) == 1:
                 self._note_fault(session_ids[0], error)
                 return
             middle = len(session_ids) // 2
-            await self._read_and_tell(session_ids[:middle])
-            await self._read_and_tell(session_ids[middle:])
+            await self._read_and_send(session_ids[:middle])
+            await self._read_and_send(session_ids[middle:])
         else:
             for session_id, snapshot in snapshots.items():
-                self._tell(session_id, snapshot)
+                self._send(session_id, snapshot)
 
     def _note_fault(self, session_id: UUID, error: Exception) -> None:
-        """Log it, once: each poll tries the session again."""
+        """Log the error once, although each poll tries the session again."""
         if session_id in self._sessions and session_id not in self._faulty:
             self._faulty.add(session_id)
             logger.error("Session %s cannot be shown to its followers.", session_id, exc_info=error)
 
-    def _tell(self, session_id: UUID, snapshot: Snapshot | None) -> None:
+    def _send(self, session_id: UUID, snapshot: Snapshot | None) -> None:
         self._faulty.discard(session_id)
         if session_id not in self._sessions:
             return
         if snapshot is not None:
-            self._told[session_id] = datetime.fromisoformat(snapshot["updated_at"])
-        self._distribute(self._sessions[session_id], {"kind": "snapshot", "session": snapshot})
+            self._sent_at[session_id] = datetime.fromisoformat(snapshot["updated_at"])
+        self._deliver(self._sessions[session_id], {"kind": "snapshot", "session": snapshot})
 
 
-def _read_states(session_ids: list[UUID]) -> dict[UUID, tuple[datetime, Place]]:
+def _read_states(session_ids: list[UUID]) -> dict[UUID, tuple[datetime, Offset]]:
     rows = [row for ids in _chunks(session_ids, 512) for row in statements.ends_of_sessions(ids)]
     return {session_id: (at, (position, seq or 0)) for session_id, at, position, seq in rows}
 

@@ -1,4 +1,4 @@
-"""What is told, and to whom, once a transaction has committed. Hints only: the database has the facts."""
+"""Notices that are sent when the current transaction has committed. They are hints: the facts are stored."""
 
 from datetime import timedelta
 from typing import Any
@@ -11,19 +11,18 @@ from runs.foundation import sql
 from runs.live import bus
 from runs.models import Run, Session
 
-_CHANGING = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
+_SAVED_FIELDS = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
 
 
 def touch(session: Session) -> None:
-    """Move a locked session's ``updated_at``, strictly upwards, save it, and tell its followers."""
-    moved = timezone.now()
-    session.updated_at = max(moved, session.updated_at + timedelta(microseconds=1))
-    sql.update(session, _CHANGING)
+    """Save a locked session with a later ``updated_at``, and notify its followers."""
+    session.updated_at = max(timezone.now(), session.updated_at + timedelta(microseconds=1))
+    sql.update(session, _SAVED_FIELDS)
     session_changed(session)
 
 
 def session_changed(session: Session) -> None:
-    """Followers read the session again."""
+    """Have followers read the session again."""
     _after_commit(bus.session_group(session.id), {"kind": "changed"})
     _after_commit(bus.user_group(session.owner_id), {"kind": "changed", "session": str(session.id)})
 
@@ -43,7 +42,7 @@ def session_deleted(session_id: UUID, owner_id: Any) -> None:
 
 
 def effect_changed(run: Run, call_id: str, effect: str) -> None:
-    """A straggler ended, and what is known of its tool call changed."""
+    """A straggler ended, so the effect of its tool call is known."""
     _after_commit(
         bus.session_group(run.session_id),
         {"kind": "effect", "run": str(run.id), "tool_call": call_id, "effect": effect},
@@ -51,7 +50,7 @@ def effect_changed(run: Run, call_id: str, effect: str) -> None:
 
 
 def stop_execution(run: Run, *, fenced: bool) -> None:
-    """Tell the worker that executes ``run``: a cancel was accepted, or the run was taken away."""
+    """Notify the worker of ``run``: a cancel was accepted or, if ``fenced``, the run was taken away."""
     if run.worker_id:
         _after_commit(
             bus.worker_group(run.worker_id), {"kind": "fenced" if fenced else "cancel", "run": str(run.id)}

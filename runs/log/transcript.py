@@ -1,7 +1,7 @@
-"""Fold the log of a turn into what was said in it: the user's message, the answers, their tool calls.
+"""Fold the log of a turn into its transcript: the user's message, the answers, their tool calls.
 
-Pure: it reads events and asks nobody. The log is the truth about words; whoever shows a turn that is
-active or not yet repaired, and the repair itself, read it here, so that they cannot differ.
+It reads nothing but the events it is given. The history of an active or unrepaired turn is made of its
+transcript, and so is the repair of its checkpoint. So the two do not differ.
 """
 
 import json
@@ -25,7 +25,7 @@ from runs.wire import contract
 
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
-# What closes a turn that ended without an answer: some providers refuse a user message right behind a tool's.
+# The text that closes a turn without an answer: some providers refuse a user message behind a tool result.
 NOTES = {
     RunStatus.CANCELLED: "(Stopped before an answer was given.)",
     RunStatus.FAILED: "(The turn failed before an answer was given.)",
@@ -36,7 +36,7 @@ _ENDS = {event: status for status, event in TERMINAL_EVENT.items()}
 
 
 class EventLike(Protocol):
-    """What is read of an event; ``runs.models.RunEvent`` is one."""
+    """The fields of an event that are used; ``runs.models.RunEvent`` has them."""
 
     @property
     def seq(self) -> int: ...
@@ -49,7 +49,7 @@ class EventLike(Protocol):
 
 
 class RunLike(Protocol):
-    """What is read of a run; ``runs.models.Run`` is one."""
+    """The fields of a run that are used; ``runs.models.Run`` has them."""
 
     @property
     def id(self) -> UUID | str: ...
@@ -64,8 +64,8 @@ class RunLike(Protocol):
 
 
 @dataclass(slots=True)
-class Call:
-    """One tool call: what was asked, and what is known of the outcome."""
+class LoggedCall:
+    """One tool call as the log has it: what was asked, and what is known of the outcome."""
 
     id: str
     name: str
@@ -77,17 +77,17 @@ class Call:
     effect: Effect | None = None  # None while it may still come to something
     duration_ms: int | None = None
     started: bool = False
-    may_have_begun: bool = False  # in a run that this one resumes, which does not know what came of it
-    broken: bool = False  # its arguments could not be read, so ``args`` is empty
+    may_have_begun: bool = False  # in a run that this one resumes; its outcome is not known
+    broken: bool = False  # its arguments could not be parsed, so ``args`` is empty
 
     @property
     def was_answered(self) -> bool:
-        """Its result arrived, or an error in its place."""
+        """Whether a result or an error arrived."""
         return self.status in (ToolStatus.COMPLETED, ToolStatus.FAILED)
 
     @property
     def is_open(self) -> bool:
-        """Neither a result nor an end of it was logged."""
+        """Whether neither a result nor an end was logged."""
         return self.status == ToolStatus.RUNNING
 
 
@@ -96,25 +96,25 @@ class Message:
     """One message of the answer, with the calls it asked for in their order."""
 
     id: str
-    run_id: str  # the run that wrote it: of a resumed turn not always the last one
+    run_id: str  # the run that wrote it; in a resumed turn not always the last one
     role: str
     text: str
     status: MessageStatus
-    at: datetime  # when it was complete; of one that is not, when it began
+    at: datetime  # when it was complete; of an incomplete one, when it began
     node: str = ""
     namespace: Any = None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[LoggedCall] = field(default_factory=list)
     usage: contract.Usage | None = None
 
     @property
     def is_empty(self) -> bool:
-        """It says nothing and asks for nothing, so there is nothing to keep or to show."""
+        """Whether it has neither text nor calls."""
         return not self.text.strip() and not self.calls
 
 
 @dataclass(slots=True)
 class UserMessage:
-    """What the turn was asked."""
+    """The message that the turn answers."""
 
     id: str
     run_id: str
@@ -133,47 +133,47 @@ class Transcript:
 
     @property
     def has_answer(self) -> bool:
-        """It ends with words of an assistant's."""
+        """Whether its last message is an assistant's, with text and without calls."""
         last = self.messages[-1] if self.messages else None
         return last is not None and last.role == "assistant" and not last.calls and bool(last.text.strip())
 
     @property
-    def calls(self) -> Iterator[Call]:
+    def calls(self) -> Iterator[LoggedCall]:
         return (call for message in self.messages for call in message.calls)
 
 
-def close(said: Transcript, at: datetime) -> None:
-    """Put behind a turn that came to no answer the note that a repair will put there."""
-    if said.status in NOTES and not said.has_answer:
-        text = NOTES[said.status]
-        said.messages.append(Message(note_id(said.run_id), said.run_id, "assistant", text, "interrupted", at))
+def add_note(turn: Transcript, at: datetime) -> None:
+    """Add the closing note to a turn without an answer, as a repair will add it to the checkpoint."""
+    if turn.status in NOTES and not turn.has_answer:
+        note = Message(note_id(turn.run_id), turn.run_id, "assistant", NOTES[turn.status], "interrupted", at)
+        turn.messages.append(note)
 
 
 def note_id(run_id: UUID | str) -> str:
-    """The id of the message that closes a turn which ended without an answer."""
+    """The id of the closing note of a turn whose last run is this."""
     return f"{run_id}:note"
 
 
-def read(run: RunLike, events: Iterable[EventLike], resumed: Transcript | None = None) -> Transcript:
-    """What ``run`` said, from its ``events`` in order; as one turn with ``resumed``, the run it goes on from.
+def fold(run: RunLike, events: Iterable[EventLike], resumed: Transcript | None = None) -> Transcript:
+    """The transcript of ``run``, from its ``events`` in order. ``resumed`` is that of the run it resumes.
 
-    A message that was never completed is streaming while the run is active, and interrupted once it has
-    ended. Of the resumed run, what was not complete is left out: the new run says it again. Its open calls
-    stay open, since the new run continues them under the same ids.
+    A message that was not completed is streaming while the run is active, and interrupted after its end.
+    Incomplete messages of the resumed run are left out: the new run writes them again. Its open calls stay
+    open: the new run continues them under the same ids.
     """
-    reader = _Reader(run, resumed)
+    state = _Fold(run, resumed)
     for event in events:
-        reader.take(event)
-    return reader.transcript()
+        state.add(event)
+    return state.transcript()
 
 
-class _Reader:
-    """The state of a fold. What it does not know, an event's type, a message or a call, it passes over."""
+class _Fold:
+    """The state of a fold. Unknown types of events, messages and calls are ignored."""
 
     def __init__(self, run: RunLike, resumed: Transcript | None) -> None:
         self.run_id = str(run.id)
         self.status = RunStatus(run.status)
-        self.is_lost = False  # the log may lack what its execution did last
+        self.is_lost = False  # the execution was lost, and may have done more than was logged
         self.user = (
             replace(resumed.user)
             if resumed
@@ -181,7 +181,7 @@ class _Reader:
         )
         self.is_resuming = resumed is not None
         self.messages: dict[str, Message] = {}
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, LoggedCall] = {}
         self.completed: set[str] = set()  # ids of messages whose end this run has logged
         for message in resumed.messages if resumed else ():
             if message.status == "complete" and message.id != note_id(message.run_id):
@@ -189,7 +189,7 @@ class _Reader:
                 self.messages[message.id] = replace(message, calls=calls)
                 self.calls |= {call.id: call for call in calls}
 
-    def take(self, event: EventLike) -> None:
+    def add(self, event: EventLike) -> None:
         data = event.data
         match event.type:
             case EventType.RUN_QUEUED:
@@ -221,7 +221,7 @@ class _Reader:
         if not is_active:
             for call in self.calls.values():
                 if call.is_open:
-                    call.effect = Effect.UNKNOWN if self.is_lost else _effect_of_end(call)
+                    call.effect = _effect_at_end(call, self.is_lost)
                     call.status = (
                         ToolStatus.INTERRUPTED
                         if self.status == RunStatus.INTERRUPTED
@@ -230,7 +230,7 @@ class _Reader:
         return Transcript(
             run_id=self.run_id,
             user=self.user,
-            # One that has just begun is shown, empty as it is: its words are on their way.
+            # A streaming message is shown although it may be empty: its text is to come.
             messages=[m for m in self.messages.values() if m.status == "streaming" or not m.is_empty],
             status=self.status if self.status in TERMINAL else None,
         )
@@ -257,7 +257,7 @@ class _Reader:
         message.status = "interrupted" if data.get("status") == "interrupted" else "complete"
         message.usage = data.get("usage")
         message.at = at
-        # What an interrupted message was still spelling out was never asked.
+        # The calls of an interrupted message were not complete, so they were never made.
         for asked in data.get("tool_calls") or () if message.status == "complete" else ():
             call = self._ask(asked["id"], asked.get("name"), asked.get("args"), message)
             if call is not None:
@@ -266,53 +266,52 @@ class _Reader:
     def _start(self, data: Mapping[str, Any]) -> None:
         call = self.calls.get(data["tool_call"])
         if call is None and (message := self.messages.get(data.get("message") or "")):
-            # Some models' messages do not list the call in a form the log kept; that it ran is proof enough.
+            # Some models' messages list the call in a form that was not logged. It started, so it was asked.
             call = self._ask(data["tool_call"], data.get("name"), data.get("args"), message)
         if call is not None:
             call.started = True
             if not call.is_open and call.effect != Effect.DONE:
                 call.status, call.effect = ToolStatus.RUNNING, None
 
-    def _ask(self, call_id: str, name: str | None, args: Any, message: Message) -> Call | None:
+    def _ask(self, call_id: str, name: str | None, args: Any, message: Message) -> LoggedCall | None:
         if not call_id or not name or not isinstance(args if args is not None else {}, dict):
             return None
         call = self.calls.get(call_id)
         if call is None or call.message != message.id:
-            call = self.calls[call_id] = Call(call_id, name, dict(args or {}), message.id)
+            call = self.calls[call_id] = LoggedCall(call_id, name, dict(args or {}), message.id)
             message.calls.append(call)
         return call
 
 
 def as_text(value: Any) -> str | None:
-    """A result or an error as the words it is shown with."""
+    """A result or an error as text: strings as they are, all else as JSON."""
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _reopened(call: Call) -> Call:
-    """A call of the resumed run as the new run finds it: open again, unless its outcome is known."""
+def _reopened(call: LoggedCall) -> LoggedCall:
+    """A call of the resumed run as the new run has it: open again, unless it was answered."""
     if call.was_answered:
         return replace(call)
     may_have_begun = call.effect == Effect.UNKNOWN
     return replace(call, status=ToolStatus.RUNNING, effect=None, may_have_begun=may_have_begun)
 
 
-def _end(call: Call, event: EventLike) -> None:
+def _end(call: LoggedCall, event: EventLike) -> None:
     data = event.data
     if event.type == EventType.TOOL_COMPLETED:
         call.status, call.effect = ToolStatus.COMPLETED, Effect.DONE
         call.result, call.duration_ms = as_text(data.get("result")), data.get("duration_ms")
     elif event.type == EventType.TOOL_FAILED:
         call.status, call.error = ToolStatus.FAILED, as_text(data.get("error"))
-        # An error that arrived is an answer too; of a call that never ran it says just that.
+        # An error of a call that started is an answer. A call that did not start has had no effect.
         call.effect = Effect.DONE if call.started else Effect.NONE
         call.duration_ms = data.get("duration_ms")
     else:
         call.status = ToolStatus.CANCELLED
-        call.effect = Effect(data["effect"]) if data.get("effect") else _effect_of_end(call)
+        call.effect = Effect(data["effect"]) if data.get("effect") else _effect_at_end(call)
 
 
-def _effect_of_end(call: Call) -> Effect:
-    """What is known of the effect of a call that ended without an answer."""
-    return Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
+def _effect_at_end(call: LoggedCall, is_lost: bool = False) -> Effect:
+    return Effect.without_result(may_have_begun=is_lost or call.started or call.may_have_begun)

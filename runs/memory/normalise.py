@@ -1,16 +1,16 @@
-"""What a history must look like so that any provider takes it, and how to bring one into that form.
+"""Bring a list of messages into the normal form that every provider accepts.
 
-Pure: a list of messages in, a list of messages out. The form:
+The normal form:
 
-- each tool call of a message has exactly one result, directly behind the message, in the order of the
-  calls, and no result stands anywhere else;
-- each call has an id, a name and an object of arguments; what was never spelled out is gone, also from
-  the places where providers' clients keep calls in their own format;
-- no assistant message is empty;
-- no user message stands right behind a tool result, which some providers refuse: a turn that came to no
-  answer ends with a short note.
+- Each tool call of a message has exactly one result. The results stand directly behind the message, in the
+  order of the calls, and nowhere else.
+- Each call has an id, a name and an object of arguments. Incomplete calls are removed, also from where the
+  clients of providers keep calls in their own formats.
+- No assistant message is empty.
+- No user message stands directly behind a tool result, which some providers refuse. A turn without an answer
+  ends with a short note.
 
-What is in that form already comes out as the very same objects, so doing it twice changes nothing.
+Messages that are in normal form are returned as the same objects, so a second time changes nothing.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,74 +27,75 @@ from langchain_core.messages import (
 )
 
 from runs.log import transcript
-from runs.log.transcript import NOTES, Call, Transcript, note_id
-from runs.memory.whole_calls import whole_message
+from runs.log.transcript import NOTES, LoggedCall, Transcript, note_id
+from runs.memory.incomplete_calls import drop_incomplete_calls
 from runs.states import Effect, RunStatus, ToolStatus
 
-MARK = "turnkeeper"  # key in additional_kwargs, which the clients of providers do not send on
+MARK = "turnkeeper"  # a key of additional_kwargs; the clients of providers do not send it
 
 _NOTE = "This turn ended without an answer."
 
 
 @dataclass(slots=True)
-class Changes:
-    """What was done to bring a history into form; ids of messages and calls."""
+class HistoryChanges:
+    """What was changed in a history; lists of ids of messages or calls."""
 
-    users: list[str] = field(default_factory=list)  # user messages put in
+    users: list[str] = field(default_factory=list)  # user messages that were added
     answers: list[str] = field(default_factory=list)  # answers taken from the log, partial ones included
-    notes: list[str] = field(default_factory=list)  # closing notes put in
-    results: list[str] = field(default_factory=list)  # calls whose result was found in the log
-    made_up: list[str] = field(default_factory=list)  # calls that got a result saying that there is none
-    dropped_calls: int = 0  # calls that were invalid or never spelled out
+    notes: list[str] = field(default_factory=list)  # closing notes that were added
+    results: list[str] = field(default_factory=list)  # calls whose result was taken from the log
+    made_up: list[str] = field(default_factory=list)  # calls that got a result which says that there is none
+    dropped_calls: int = 0  # invalid or incomplete calls
     dropped_messages: int = 0  # messages of retried turns, results of no call, empty answers
 
 
-def mark(status: str) -> dict[str, Any]:
-    """``additional_kwargs`` of a message that is not what the model or the tool would have made of it."""
+def marked_as(status: str) -> dict[str, Any]:
+    """``additional_kwargs`` of a message that the engine made or cut."""
     return {MARK: {"status": status}}
 
 
-def marked(message: BaseMessage) -> str | None:
-    """The status that a message was marked with, None when it was not."""
+def engine_mark(message: BaseMessage) -> str | None:
+    """The status in the engine's mark of a message; None if it has no mark."""
     found = message.additional_kwargs.get(MARK)
     return found.get("status") if isinstance(found, Mapping) else None
 
 
-def sendable(
+def normalise(
     messages: Sequence[BaseMessage],
     turns: Sequence[Transcript],
     *,
     order: Sequence[str] = (),
     drop: Collection[str] = (),
-    was_under_way: Callable[[transcript.Message], bool] = lambda message: True,
-    elsewhere: Sequence[BaseMessage] = (),
-    changes: Changes | None = None,
+    is_step_open: Callable[[transcript.Message], bool] = lambda message: True,
+    from_subgraphs: Sequence[BaseMessage] = (),
+    changes: HistoryChanges | None = None,
 ) -> list[BaseMessage]:
-    """``messages`` in the form above, with these ``turns``, in their order, wholly in it.
+    """``messages`` in normal form, with all of these ``turns`` in them, in this order.
 
-    ``order`` are the ids of the user messages of all turns, by position; without it, of ``turns``. ``drop``
-    are ids of user messages whose turn leaves the history. ``was_under_way`` says of an answer that
-    the log has and ``messages`` has not whether the step that gave it was still open; a step that was
-    committed without it (a router's words, say) left it out on purpose. ``elsewhere`` are messages that
-    graphs inside the graph had not handed over yet: answers and results are taken from there in their
-    original form before they are made from the log.
+    ``order``: the user message ids of all turns, by position; by default those of ``turns``.
+    ``drop``: the user message ids of turns to remove.
+    ``is_step_open``: whether the step that gave this message is unfinished. The log may have a message that
+    ``messages`` lacks. If its step was finished without it (the text of a router, say), it was left out on
+    purpose and is not added.
+    ``from_subgraphs``: messages that subgraphs had not handed over yet. Answers and results are taken from
+    them before they are made from the log.
     """
-    changes = changes or Changes()
+    changes = changes or HistoryChanges()
     order = order or [turn.user.id for turn in turns]
-    kept = without(messages, drop, order, changes)
+    kept = drop_turns(messages, drop, order, changes)
     for turn in turns:
         later = set(order[order.index(turn.user.id) + 1 :])
-        kept = _with_turn(kept, turn, later, was_under_way, elsewhere, changes)
-    return answered(kept, turns, changes, elsewhere)
+        kept = _complete_turn(kept, turn, later, is_step_open, from_subgraphs, changes)
+    return pair_calls_with_results(kept, turns, changes, from_subgraphs)
 
 
 # Turns
 
 
-def without(
-    messages: Sequence[BaseMessage], drop: Collection[str], order: Collection[str], changes: Changes
+def drop_turns(
+    messages: Sequence[BaseMessage], drop: Collection[str], order: Collection[str], changes: HistoryChanges
 ) -> list[BaseMessage]:
-    """Leave out the turns in ``drop``, each up to the next user message of ``drop`` or ``order``."""
+    """The messages without the turns in ``drop``; each ends at a user message of ``drop`` or ``order``."""
     known = {*order, *drop}
     kept: list[BaseMessage] = []
     dropping = False
@@ -107,15 +108,15 @@ def without(
     return kept
 
 
-def _with_turn(
+def _complete_turn(
     messages: list[BaseMessage],
     turn: Transcript,
     later: Collection[str],
-    was_under_way: Callable[[transcript.Message], bool],
-    elsewhere: Sequence[BaseMessage],
-    changes: Changes,
+    is_step_open: Callable[[transcript.Message], bool],
+    from_subgraphs: Sequence[BaseMessage],
+    changes: HistoryChanges,
 ) -> list[BaseMessage]:
-    """Put in what the log has of this turn and ``messages`` has not, and close it."""
+    """Add what the log has of this turn and ``messages`` lacks, and the closing note if it has no answer."""
     end = next((i for i, message in enumerate(messages) if message.id in later), len(messages))
     start = next((i for i, message in enumerate(messages[:end]) if message.id == turn.user.id), None)
     if start is None:
@@ -128,18 +129,18 @@ def _with_turn(
         part = messages[start:end]
         is_new = False
     stored = {message.id for message in part}
-    originals = {message.id: message for message in elsewhere if not isinstance(message, ToolMessage)}
-    for said in turn.messages:
-        if said.id in stored:
+    in_subgraphs = {message.id: message for message in from_subgraphs if not isinstance(message, ToolMessage)}
+    for logged in turn.messages:
+        if logged.id in stored:
             continue
-        if said.id != note_id(turn.run_id):
-            if said.status == "complete" and not is_new and not was_under_way(said):
+        if logged.id != note_id(turn.run_id):
+            if logged.status == "complete" and not is_new and not is_step_open(logged):
                 continue
-            if said.status != "complete" and _was_said_again(said, turn, stored):
+            if logged.status != "complete" and _was_superseded(logged, turn, stored):
                 continue
-        if (answer := originals.get(said.id) or _answer(said)) is not None:
+        if (answer := in_subgraphs.get(logged.id) or _answer(logged)) is not None:
             part.append(answer)
-            changes.answers.append(said.id)
+            changes.answers.append(logged.id)
     note = note_id(turn.run_id)
     if turn.status != RunStatus.COMPLETED and not _is_answer(part[-1]) and all(m.id != note for m in part):
         part.append(_note(note, NOTES.get(turn.status, _NOTE) if turn.status else _NOTE))
@@ -147,8 +148,8 @@ def _with_turn(
     return messages[:start] + part + messages[end:]
 
 
-def _was_said_again(partial: transcript.Message, turn: Transcript, stored: Collection[str | None]) -> bool:
-    """The graph tried this answer anew, or went on without it."""
+def _was_superseded(partial: transcript.Message, turn: Transcript, stored: Collection[str | None]) -> bool:
+    """Whether the graph made this answer again, or went on without it."""
     behind = turn.messages[turn.messages.index(partial) + 1 :]
     return any(
         later.id in stored
@@ -161,31 +162,31 @@ def _was_said_again(partial: transcript.Message, turn: Transcript, stored: Colle
     )
 
 
-def _answer(said: transcript.Message) -> BaseMessage | None:
-    """A message of the log as one of the history, in the log's very words."""
-    if said.is_empty:
+def _answer(logged: transcript.Message) -> BaseMessage | None:
+    """A message of the log as a message of the history; None if it is empty."""
+    if logged.is_empty:
         return None
-    if said.role == "system":
-        return SystemMessage(said.text, id=said.id)
-    if said.role == "user":
-        return HumanMessage(said.text, id=said.id)
-    if said.status != "complete":
-        # What it asked for, it had not asked wholly.
+    if logged.role == "system":
+        return SystemMessage(logged.text, id=logged.id)
+    if logged.role == "user":
+        return HumanMessage(logged.text, id=logged.id)
+    if logged.status != "complete":
+        # Its calls were not complete.
         return (
-            AIMessage(said.text, id=said.id, additional_kwargs=mark("interrupted"))
-            if said.text.strip()
+            AIMessage(logged.text, id=logged.id, additional_kwargs=marked_as("interrupted"))
+            if logged.text.strip()
             else None
         )
     calls = [
         {"type": "tool_call", "id": call.id, "name": call.name, "args": call.args}
-        for call in said.calls
+        for call in logged.calls
         if call.was_answered or not call.broken
     ]
-    return AIMessage(said.text, id=said.id, tool_calls=calls)
+    return AIMessage(logged.text, id=logged.id, tool_calls=calls)
 
 
 def _note(message_id: str, text: str) -> AIMessage:
-    return AIMessage(text, id=message_id, additional_kwargs=mark("interrupted"))
+    return AIMessage(text, id=message_id, additional_kwargs=marked_as("interrupted"))
 
 
 def _is_answer(message: BaseMessage) -> bool:
@@ -195,46 +196,48 @@ def _is_answer(message: BaseMessage) -> bool:
 # Calls and results
 
 
-def answered(
+def pair_calls_with_results(
     messages: Sequence[BaseMessage],
     turns: Sequence[Transcript],
-    changes: Changes,
-    elsewhere: Sequence[BaseMessage] = (),
+    changes: HistoryChanges,
+    from_subgraphs: Sequence[BaseMessage] = (),
 ) -> list[BaseMessage]:
-    """Put each result behind its call, make up those that are missing, drop what nobody asked for.
+    """Put each result behind its call, make the missing ones, and drop those without a call.
 
-    Of the ``turns`` only what they know of the calls is used.
+    Of ``turns`` only the calls are used.
     """
     calls = {(call.message, call.id): call for turn in turns for call in turn.calls}
     results = _results(messages)
-    originals = {elsewhere[index].id: own for index, own in _results(elsewhere).items()}
+    in_subgraphs = {from_subgraphs[index].id: own for index, own in _results(from_subgraphs).items()}
     kept: list[BaseMessage] = []
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
             continue
         if isinstance(message, HumanMessage):
-            _close(kept, changes)
+            _add_note_behind_result(kept, changes)
         if not isinstance(message, AIMessage):
             kept.append(message)
             continue
         follower = messages[index + 1] if index + 1 < len(messages) else None
-        own = (originals.get(message.id, {}) if message.id else {}) | results.get(index, {})
+        own = (in_subgraphs.get(message.id, {}) if message.id else {}) | results.get(index, {})
         for broken in message.invalid_tool_calls:
-            logged = calls.get((message.id or "", broken["id"] or ""))
-            if logged and logged.was_answered and logged.id not in own:
-                own[logged.id] = _result(message, {"id": logged.id, "name": logged.name}, calls, changes)
-        whole, dropped = whole_message(message, own, is_legacy_call=isinstance(follower, FunctionMessage))
+            call = calls.get((message.id or "", broken["id"] or ""))
+            if call and call.was_answered and call.id not in own:
+                own[call.id] = _result(message, {"id": call.id, "name": call.name}, calls, changes)
+        complete, dropped = drop_incomplete_calls(
+            message, own, is_legacy_call=isinstance(follower, FunctionMessage)
+        )
         changes.dropped_calls += dropped
-        if whole is None:
+        if complete is None:
             changes.dropped_messages += 1
             continue
-        kept.append(whole)
-        for asked in whole.tool_calls:
+        kept.append(complete)
+        for asked in complete.tool_calls:
             call_id = str(asked["id"])
             if call_id not in own:
-                own[call_id] = _result(whole, asked, calls, changes)
+                own[call_id] = _result(complete, asked, calls, changes)
             kept.append(own[call_id])
-    _close(kept, changes)
+    _add_note_behind_result(kept, changes)
     placed = {id(message) for message in kept}
     changes.dropped_messages += sum(
         isinstance(message, ToolMessage) and id(message) not in placed for message in messages
@@ -243,10 +246,10 @@ def answered(
 
 
 def _results(messages: Sequence[BaseMessage]) -> dict[int, dict[str, ToolMessage]]:
-    """The result of each call: ``{index of the asking message: {call id: result}}``; the first one counts.
+    """``{index of the calling message: {call id: result}}``; of several results the first one counts.
 
-    A result belongs to the nearest message before it that asked under its id, since some models number
-    the calls of each message from the start.
+    A result belongs to the nearest message before it that has a call of its id: some models number the calls
+    of each message from the start.
     """
     asked_by: dict[str, int] = {}
     results: dict[int, dict[str, ToolMessage]] = {}
@@ -262,11 +265,14 @@ def _results(messages: Sequence[BaseMessage]) -> dict[int, dict[str, ToolMessage
 
 
 def _result(
-    message: AIMessage, asked: Mapping[str, Any], calls: Mapping[tuple[str, str], Call], changes: Changes
+    message: AIMessage,
+    asked: Mapping[str, Any],
+    calls: Mapping[tuple[str, str], LoggedCall],
+    changes: HistoryChanges,
 ) -> ToolMessage:
-    """The result of a call that has none in the history: from the log, or one that says why there is none."""
+    """A result for a call that has none in the history: from the log, or one that says why there is none."""
     call_id, name = asked["id"], asked["name"]
-    # Its own id is made from those of message and call, so that the same repair gives the same message.
+    # Made of the ids of message and call, so that a second repair makes the same message.
     result_id = f"{message.id}:{call_id}" if message.id else None
     call = calls.get((message.id or "", call_id))
     if call and call.status == ToolStatus.COMPLETED:
@@ -285,13 +291,13 @@ def _result(
         text = f"This call {how} while it ran. It may have taken effect; its result is not known."
     else:
         text = f"This call {how}. It may have begun and taken effect; its result is not known."
-    kwargs = mark(ToolStatus.CANCELLED if call is None or call.is_open else call.status)
+    kwargs = marked_as(ToolStatus.CANCELLED if call is None or call.is_open else call.status)
     return ToolMessage(
         text, tool_call_id=call_id, name=name, id=result_id, status="error", additional_kwargs=kwargs
     )
 
 
-def _close(messages: list[BaseMessage], changes: Changes) -> None:
+def _add_note_behind_result(messages: list[BaseMessage], changes: HistoryChanges) -> None:
     """If the last message is a tool result, put a note behind it."""
     if messages and isinstance(messages[-1], ToolMessage):
         note = f"{messages[-1].id or messages[-1].tool_call_id}:note"

@@ -1,18 +1,17 @@
-"""Bring a session's checkpoint into the form that every later LLM call can be sent.
+"""Bring the messages of a session's checkpoint into the normal form of ``runs.memory.normalise``.
 
-What that form is, ``runs.memory.normalise`` says. Here is how it gets into a checkpoint of any graph, without
-knowing its nodes:
+It works for any graph, without knowing its nodes:
 
-- Messages are written with ``aupdate_state(..., as_node=START)``, as the user's input is; then
-  ``aupdate_state(None, as_node=END)`` clears what that, and the cut turn, left pending.
-- A state read without a checkpoint id shows what finished tasks of an unfinished step have written, but
-  an update starts from the checkpoint alone and drops those writes. So one update writes all of it: the
-  messages and whatever else the finished tasks gave.
-- Which update brings the channel from one list to the other is tried out on a copy of the channel, whose
-  reducer is the graph's own affair: the smallest one that works is taken. Appending costs what is
-  appended, however long the history; only a gap in old history has the whole list written anew.
-- A START with a conditional edge would run the graph's routing function over our update. Then another
-  node's name is used, one with plain edges: writing under a name runs the node's edges, never the node.
+- Messages are written with ``aupdate_state(..., as_node=START)``, like the user's input. Then
+  ``aupdate_state(None, as_node=END)`` clears what is pending, of that update and of the cut turn.
+- A state that is read without a checkpoint id shows the writes of finished tasks of an unfinished step. An
+  update starts from the checkpoint alone and drops these writes. So one update writes all of it: the messages
+  and the other writes of the finished tasks.
+- The reducer of the channel is the graph's own code. So updates are tried on a copy of the channel, and the
+  smallest one that works is used. An update that appends costs only what it appends. The whole list is
+  written only when something in old history is missing.
+- With a conditional edge from START, the graph's routing function would run on our update. Then the name of
+  another node without conditional edges is used: the update runs the node's edges, never the node.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -32,24 +31,24 @@ from langgraph.types import Overwrite, StateSnapshot
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
-from runs.memory.normalise import Changes, answered, sendable, without
+from runs.memory.normalise import HistoryChanges, drop_turns, normalise, pair_calls_with_results
 from runs.memory.state_messages import MESSAGES
 
 _Graph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
 
-# One is enough, unless writes outside all tasks are pending too, or clearing makes a deferred node ready.
+# One is enough, unless writes outside all tasks are pending or clearing makes a deferred node ready.
 _ATTEMPTS = 4
 
 
 class RepairFailed(RuntimeError):
-    """The checkpoint was written and does not read back as it should."""
+    """The checkpoint was written, and does not have the wanted messages."""
 
 
 @dataclass(slots=True)
 class RepairReport:
     """What a repair did."""
 
-    changes: Changes = field(default_factory=Changes)
+    changes: HistoryChanges = field(default_factory=HistoryChanges)
     written: bool = False  # messages were written
     rewritten: bool = False  # all of them, not only what was missing
     cleared: tuple[str, ...] = ()  # nodes that were pending
@@ -66,46 +65,49 @@ async def repair(
     *,
     order: Sequence[str] = (),
     drop: Collection[str] = (),
-    seed: Sequence[BaseMessage] = (),
+    brought: Sequence[BaseMessage] = (),
 ) -> RepairReport:
-    """Make the history of this session sendable; nothing is pending afterwards.
+    """Bring all messages of this session into normal form. Nothing is pending afterwards.
 
-    ``transcripts`` are the turns that are not repaired yet, in the order of their positions, and ``order``
-    the user message ids of all turns, in theirs; without it there are no others. ``drop`` are those of turns
-    that were retried: each goes, up to where the next turn begins. ``seed`` comes first, unless it is there.
-    The whole list is looked at, not only these turns. Doing it again changes and writes nothing. ``graph``
-    must write through the saver of the execution that owns the session now. Raises RepairFailed, and what
-    the saver raises.
+    ``graph`` must write through the saver of the execution that owns the session now.
+    ``transcripts``: the turns that are not repaired yet, by position.
+    ``order``: the user message ids of all turns, by position; by default there are no other turns.
+    ``drop``: the user message ids of retried turns, which are removed.
+    ``brought``: messages that the session begins with; they are added unless they are there.
+
+    A second time changes and writes nothing. Raises RepairFailed, and what the saver raises.
     """
-    order = order or [said.user.id for said in transcripts]
+    order = order or [turn.user.id for turn in transcripts]
     report = RepairReport()
 
-    def with_results(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
-        return answered(without(state_messages.messages(state), drop, order, changes), transcripts, changes)
+    def with_results(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
+        return pair_calls_with_results(
+            drop_turns(state_messages.messages_of(state), drop, order, changes), transcripts, changes
+        )
 
     thread = {"thread_id": str(session_id)}
-    # A subgraph that keeps a memory of its own keeps its cut calls there, too. It goes first: what it then
-    # holds of the turn is taken over word for word, since it gets it back with the next input.
-    elsewhere: list[BaseMessage] = []
+    # A subgraph with its own memory has the cut calls there, too. It is repaired first. What it then has of
+    # the turn is copied as it is, since the subgraph gets it back with the next input.
+    remembered: list[BaseMessage] = []
     async for namespace, subgraph in graph.aget_subgraphs(recurse=True):
         if isinstance(subgraph, CompiledStateGraph) and subgraph.checkpointer is True:
             own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
-            remembering = _Thread(graph, subgraph, own)
-            await _repair_thread(remembering, with_results, report)
-            elsewhere += state_messages.messages(await remembering.state())
+            with_memory = _Thread(graph, subgraph, own)
+            await _repair_thread(with_memory, with_results, report)
+            remembered += state_messages.messages_of(await with_memory.state())
 
-    def with_turns(state: StateSnapshot, changes: Changes) -> list[BaseMessage]:
+    def with_turns(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
         open_steps = set(_pending(state))
-        messages = state_messages.messages(state)
-        return sendable(
-            [*brought_messages.missing(seed, messages), *messages],
+        messages = state_messages.messages_of(state)
+        return normalise(
+            [*brought_messages.to_prepend(brought, messages), *messages],
             transcripts,
             order=order,
             drop=drop,
-            was_under_way=lambda said: _step_of(said) in open_steps,
-            elsewhere=[
-                *elsewhere,
-                *(message for _, inner in state_messages.inside(state) for message in inner),
+            is_step_open=lambda message: _step_of(message) in open_steps,
+            from_subgraphs=[
+                *remembered,
+                *(message for _, inner in state_messages.messages_of_subgraphs(state) for message in inner),
             ],
             changes=changes,
         )
@@ -117,7 +119,7 @@ async def repair(
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """One line of checkpoints: of the graph, or of a subgraph with a memory of its own."""
+    """The checkpoints of the graph, or of a subgraph with its own memory."""
 
     root: _Graph  # reads and writes
     graph: _Graph  # whose channels they are
@@ -127,7 +129,7 @@ class _Thread:
         return await self.root.aget_state(self.config, subgraphs=True)
 
     async def checkpoint(self, state: StateSnapshot) -> StateSnapshot:
-        """The state an update starts from: without what is pending."""
+        """The state that an update starts from: without pending writes."""
         return await self.root.aget_state(state.config) if any(task.result for task in state.tasks) else state
 
     async def write(self, values: dict[str, Any]) -> None:
@@ -138,21 +140,21 @@ class _Thread:
 
 
 async def _repair_thread(
-    thread: _Thread, form: Callable[[StateSnapshot, Changes], list[BaseMessage]], report: RepairReport
+    thread: _Thread, form: Callable[[StateSnapshot, HistoryChanges], list[BaseMessage]], report: RepairReport
 ) -> None:
-    """Give the thread's messages their ``form`` and leave nothing pending."""
+    """Write the messages that ``form`` gives for the thread's state, and leave nothing pending."""
     channel = thread.graph.channels.get(MESSAGES)
     for attempt in range(_ATTEMPTS):
         state = await thread.state()
-        stored = state_messages.messages(await thread.checkpoint(state))
-        changes = report.changes if attempt == 0 else Changes()
+        stored = state_messages.messages_of(await thread.checkpoint(state))
+        changes = report.changes if attempt == 0 else HistoryChanges()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
         pending = _pending(state)
         if not pending and _same(stored, wanted):
             return
         if attempt == 0:
             report.cleared += pending
-        values = _carried(thread.graph, state)
+        values = _other_writes(thread.graph, state)
         if isinstance(channel, BaseChannel) and not _same(stored, wanted):
             values[MESSAGES], rewrites = _update(channel, stored, wanted)
             report.written = True
@@ -168,7 +170,7 @@ def _values(state: StateSnapshot) -> dict[str, Any]:
 
 
 def _pending(state: StateSnapshot) -> tuple[str, ...]:
-    """The nodes of the step that is not finished, those that have finished in it included."""
+    """The nodes of the unfinished step, with those that have finished in it."""
     return tuple(task.name for task in state.tasks)
 
 
@@ -177,7 +179,7 @@ def _same(some: Sequence[BaseMessage], others: Sequence[BaseMessage]) -> bool:
 
 
 def _equal(one: BaseMessage, other: BaseMessage) -> bool:
-    """Equal in all that is sent or shown. An artifact of a tool need not equal itself once it was stored."""
+    """Whether all that is sent or shown is equal. A tool's artifact may change when it is stored."""
     return one is other or _essence(one) == _essence(other)
 
 
@@ -188,7 +190,7 @@ def _essence(message: BaseMessage) -> tuple[Any, ...]:
 
 
 def _step_of(message: transcript.Message) -> str:
-    """The node of the graph itself in which this was said, however deep inside."""
+    """The node of the root graph in which this message was made, at whatever depth."""
     namespace = message.namespace or ()
     if isinstance(namespace, str):
         namespace = namespace.split("|")
@@ -201,14 +203,14 @@ def _step_of(message: transcript.Message) -> str:
 def _update(
     channel: BaseChannel[Any, Any, Any], stored: list[BaseMessage], wanted: list[BaseMessage]
 ) -> tuple[Any, bool]:
-    """The smallest update that makes ``wanted`` of ``stored``, and whether it writes everything anew."""
+    """The smallest update that makes ``wanted`` of ``stored``, and whether it writes all messages."""
     edits = _edits(stored, wanted)
-    if edits is not None and _gives(channel, stored, *edits):
+    if edits is not None and _results_in(channel, stored, *edits):
         return edits[0], False
-    anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
-    # The latter two for reducers that know nothing of removals, and for channels without a reducer.
-    for update in (anew, Overwrite(wanted), wanted):
-        if _gives(channel, stored, update, wanted):
+    rewrite = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
+    # The last two are for reducers that do not know removals, and for channels without a reducer.
+    for update in (rewrite, Overwrite(wanted), wanted):
+        if _results_in(channel, stored, update, wanted):
             return update, True
     raise RepairFailed(f"No update of the channel {MESSAGES!r} gives the history that is needed.")
 
@@ -216,10 +218,11 @@ def _update(
 def _edits(
     stored: list[BaseMessage], wanted: list[BaseMessage]
 ) -> tuple[list[BaseMessage], list[BaseMessage]] | None:
-    """Replacements in place, removals, additions at the end; and what they give. None if that is not enough.
+    """(update, resulting messages), with replacements, removals and additions at the end. None if these are
+    not enough.
 
-    Results that stand too late are removed and added again under new ids, all in one update: nothing is
-    lost whenever the process dies. Nobody refers to a result by its own id.
+    Results that stand too late are removed and added again with new ids. It is one update, so nothing is lost
+    when the process dies. Nothing refers to a result by its own id.
     """
     edits: list[BaseMessage] = []
     removed: set[str] = set()
@@ -243,7 +246,7 @@ def _edits(
     return edits + added, wanted[:position] + added
 
 
-def _gives(
+def _results_in(
     channel: BaseChannel[Any, Any, Any], stored: list[BaseMessage], update: Any, wanted: list[BaseMessage]
 ) -> bool:
     trial = channel.from_checkpoint(list(stored))
@@ -255,8 +258,8 @@ def _gives(
     return isinstance(given, list) and _same(given, wanted)
 
 
-def _carried(graph: _Graph, state: StateSnapshot) -> dict[str, Any]:
-    """What finished tasks of an unfinished step wrote to other channels, as an update that keeps it."""
+def _other_writes(graph: _Graph, state: StateSnapshot) -> dict[str, Any]:
+    """An update that keeps what finished tasks of the unfinished step wrote to other channels."""
     written = {key for task in state.tasks if isinstance(task.result, dict) for key in task.result}
     values = _values(state)
     carried: dict[str, Any] = {}
@@ -270,12 +273,14 @@ def _carried(graph: _Graph, state: StateSnapshot) -> dict[str, Any]:
 
 
 def _writing_node(graph: _Graph, keys: Collection[str]) -> str:
-    """Under which node's name ``keys`` can be written without running code of the graph."""
+    """The node under whose name ``keys`` can be written without running code of the graph."""
     builder = graph.builder
-    # START writes only what is in the input schema, and drops the rest without a word.
+    # START writes only keys of the input schema, and drops the others silently.
     if not builder.branches.get(START) and set(keys) <= set(builder.schemas[builder.input_schema]):
         return START
-    # A node that others wait for together would leave its own mark with the one that waits for them.
+    # A node of a join would mark itself as done for the node that waits.
     joined = {name for starts, _ in builder.waiting_edges for name in starts}
-    plain = (name for name in builder.nodes if not builder.branches.get(name) and name not in joined)
-    return next(plain, START)
+    without_branches = (
+        name for name in builder.nodes if not builder.branches.get(name) and name not in joined
+    )
+    return next(without_branches, START)

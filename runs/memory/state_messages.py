@@ -1,4 +1,4 @@
-"""The messages that a checkpoint holds, those of the graphs inside an unfinished step included."""
+"""The messages in the state of a graph and of the subgraphs in its unfinished step."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -11,14 +11,20 @@ MESSAGES = "messages"
 Namespace: TypeAlias = tuple[str, ...]
 
 
-def messages(state: StateSnapshot) -> list[BaseMessage]:
-    """Those of the graph itself; what finished tasks of an unfinished step have written is among them."""
+def messages_of(state: StateSnapshot) -> list[BaseMessage]:
+    """The messages of the graph itself, with those that finished tasks of an unfinished step have written."""
     return list(state.values.get(MESSAGES) or ()) if isinstance(state.values, dict) else []
 
 
-def inside(state: StateSnapshot) -> Iterator[tuple[Namespace, list[BaseMessage]]]:
-    """Those of each graph inside the step that is not finished, from a state read with ``subgraphs=True``."""
+def messages_of_subgraphs(state: StateSnapshot) -> Iterator[tuple[Namespace, list[BaseMessage]]]:
+    """(namespace, messages) of each subgraph in the unfinished step, at any depth.
+
+    The state must have been read with ``subgraphs=True``.
+    """
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot):
-            yield tuple(task.state.config["configurable"]["checkpoint_ns"].split("|")), messages(task.state)
-            yield from inside(task.state)
+            yield (
+                tuple(task.state.config["configurable"]["checkpoint_ns"].split("|")),
+                messages_of(task.state),
+            )
+            yield from messages_of_subgraphs(task.state)

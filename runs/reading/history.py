@@ -1,11 +1,12 @@
-"""The messages of a session, as everybody is shown them.
+"""The history of a session, as clients, pages and the console show it.
 
-A turn whose history is in order is read from the checkpoint, which is what the model gets; a turn that is
-active or not in order yet is read from its log, which is what was seen. The two hold the same words.
+A repaired turn is read from the checkpoint, which is what the model gets. An active or unrepaired turn is
+read from its log, which is what was shown. Both have the same texts.
 
-The runs are read first, with the logs of the turns that need them, then the checkpoint, of which only the
-turns are taken that were in order by then. So a run that ends in between is neither missing nor doubled.
-Only a retry takes a turn out of the checkpoint that was in order; whether there was one is looked at last.
+The runs are read first, with the logs of their turns that need them. Then the checkpoint is read, and of it
+only the turns that were repaired before. So a run that ends in between is neither missing nor doubled. Only a
+retry removes a repaired turn from the checkpoint. So retries are read last, and if there is a new one, all is
+read again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,26 +18,53 @@ from uuid import UUID
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langgraph.graph.state import CompiledStateGraph
 
-from runs.errors import Invalid
+from runs import agents
+from runs.errors import Invalid, NotFound
 from runs.foundation.database import in_thread
 from runs.foundation.limits import TOOL_NAME_LIMIT
 from runs.foundation.values import clean, lookup_key, text_of, to_json, truncate_to_fit
+from runs.live import follow
 from runs.log import transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages
-from runs.memory.normalise import marked
+from runs.memory.checkpoints import process_checkpoints
+from runs.memory.normalise import engine_mark
 from runs.models import Run, RunEvent, Session, ToolCall
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
-from runs.wire import contract
+from runs.wire import contract, representations
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-# A retry during a read is rare, two in a row are somebody's double click.
+# How often the history is read when a retry comes in between each time.
 _ATTEMPTS = 5
 
 
-async def read(
+async def read(session: Session, *, limit: int | None, before: str | None) -> contract.History:
+    """``{"session": Session, "messages": [Message], "run": Run | None}`` as of one moment, oldest first.
+
+    ``run`` is the latest run; its ``last_seq`` is that of ``messages``, so a client that follows from there
+    misses nothing. ``limit`` and ``before`` as in ``read_messages``. Raises NotFound and Invalid.
+    """
+    agent = await in_thread(agents.for_reading, session.agent)
+    async with process_checkpoints() as checkpoints:
+        graph = agent.graph_on(checkpoints.reader())
+        found = await read_messages(graph, session, limit=limit, before=before)
+    snapshot, run = await in_thread(_snapshots, session.id, found["run_id"])
+    if run is not None:
+        run["last_seq"] = found["last_seq"]
+    return {"session": snapshot, "messages": found["messages"], "run": run}
+
+
+def _snapshots(session_id: UUID, run_id: UUID | None) -> tuple[contract.Session, contract.Run | None]:
+    snapshot = follow.snapshot(session_id)
+    if snapshot is None:
+        raise NotFound
+    run = Run.objects.filter(id=run_id).first() if run_id else None
+    return snapshot, representations.run(run) if run else None
+
+
+async def read_messages(
     graph: CompiledStateGraph[Any, Any, Any, Any],
     session: Session,
     *,
@@ -45,41 +73,41 @@ async def read(
 ) -> Data:
     """``{"messages": [Message], "run_id": UUID | None, "last_seq": int}``, oldest first.
 
-    ``run_id`` is the latest run that has left the queue (or the first in the queue if none has), and
-    ``last_seq`` how far its log is in ``messages``: from there on a client follows. Queued turns come last.
-    ``before`` is the id of a message, ``limit`` how many right before it, or at the end, are wanted. A
-    message of no known run, such as those a session began with, has ``run`` and ``at`` null. Raises Invalid
-    for a ``before`` that is not in the history.
+    ``run_id`` is the latest run that has left the queue, or if none has, the first in the queue. ``last_seq``
+    is the last event of its log that is in ``messages``. Queued turns come last.
+    ``limit``: at most so many messages, the last ones. ``before``: only messages before the one with this id.
+    A message of no run, such as one that a client brought along, has ``run`` and ``at`` null.
+    Raises Invalid for a ``before`` that is not in the history.
     """
     config: Any = {"configurable": {"thread_id": str(session.id), "checkpoint_ns": ""}}
     for _ in range(_ATTEMPTS):
-        turns = await in_thread(_turns, session.id)
-        seed = await in_thread(brought_messages.pending, session)
+        chains = await in_thread(_chains, session.id)
+        brought = await in_thread(brought_messages.not_in_checkpoint, session)
         state = await graph.aget_state(config)
         values = state.values if isinstance(state.values, dict) else {}
-        if await in_thread(_retried, session.id) == {turn.user_id for turn in turns if turn.is_retried}:
+        if await in_thread(_retried, session.id) == {chain.user_id for chain in chains if chain.is_retried}:
             break
     messages = list(values.get("messages") or ())
-    lines = list(_lines(turns, [*brought_messages.missing(seed, messages), *messages]))
-    lines = _page(lines, limit, before)
-    facts = await in_thread(_facts, {run.id for line in lines for run in line.runs})
-    followed = _followed(turns)
+    shown = list(_shown(chains, [*brought_messages.to_prepend(brought, messages), *messages]))
+    shown = _page(shown, limit, before)
+    rows = await in_thread(_rows, {run.id for message in shown for run in message.runs})
+    followed = _followed(chains)
     return {
-        "messages": [line.represent(facts) for line in lines],
+        "messages": [message.represent(rows) for message in shown],
         "run_id": followed.id if followed else None,
         "last_seq": followed.last_seq if followed else 0,
     }
 
 
-# What is read from the database
+# From the database
 
 
 @dataclass(slots=True)
-class _Turn:
-    """The runs that answer one user message: one, or one and those that resumed it."""
+class _Chain:
+    """A run and those that resume it, one after the other: they answer one user message."""
 
     runs: list[Run]
-    said: Transcript | None  # from the log; None if the checkpoint has it
+    transcript: Transcript | None = None  # None if it is read from the checkpoint
 
     @property
     def user_id(self) -> str:
@@ -91,87 +119,94 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What the checkpoint does not know of its messages."""
+class _Rows:
+    """What only the database knows of the checkpoint's messages."""
 
     completed: dict[str, RunEvent]  # by message id
-    calls: dict[tuple[UUID, str], ToolCall]  # by run and key of the call
+    calls: dict[tuple[UUID, str], ToolCall]  # by run and lookup key of the call
 
 
-def _turns(session_id: UUID) -> list[_Turn]:
-    """The turns of a session in the order of its stream, with the logs of those that need it."""
-    turns: dict[str, _Turn] = {}
+def _chains(session_id: UUID) -> list[_Chain]:
+    """The chains of a session in the order of its stream, with the transcripts of those that need one."""
+    chains: dict[str, _Chain] = {}
     runs = list(Run.objects.filter(session=session_id))
-    # Those in the queue have no position yet, and come behind all others.
+    # Queued runs have no position yet, and come last.
     for run in sorted(runs, key=lambda run: (run.position is None, run.position, run.line)):
-        turns.setdefault(run.message_id, _Turn([], None)).runs.append(run)
-    for turn in turns.values():
-        last = turn.runs[-1]
-        if not turn.is_retried and not (last.repaired and last.status in TERMINAL):
-            for run in turn.runs:
-                # As far as the run's row knew: what was written since comes with the events that follow.
+        chains.setdefault(run.message_id, _Chain([])).runs.append(run)
+    for chain in chains.values():
+        last = chain.runs[-1]
+        if not chain.is_retried and not (last.repaired and last.status in TERMINAL):
+            for run in chain.runs:
+                # Up to the row's last_seq: the client gets later events when it follows from there.
                 log = RunEvent.objects.filter(run=run, seq__lte=run.last_seq).order_by("seq")
-                turn.said = transcript.read(run, log, turn.said)
-            if turn.said is not None and last.resolution == Resolution.DISMISSED and last.finished_at:
-                transcript.close(turn.said, last.finished_at)
-    return list(turns.values())
+                chain.transcript = transcript.fold(run, log, chain.transcript)
+            if chain.transcript is not None and last.resolution == Resolution.DISMISSED and last.finished_at:
+                transcript.add_note(chain.transcript, last.finished_at)
+    return list(chains.values())
 
 
 def _retried(session_id: UUID) -> set[str]:
-    """The ids of the user messages whose turns were taken back."""
+    """The user message ids of retried turns."""
     retried = Run.objects.filter(session=session_id, resolution=Resolution.RETRIED)
     return set(retried.values_list("message_id", flat=True))
 
 
-def _facts(run_ids: set[UUID]) -> _Facts:
+def _rows(run_ids: set[UUID]) -> _Rows:
     completed = RunEvent.objects.filter(run__in=run_ids, type=EventType.MESSAGE_COMPLETED)
     calls = ToolCall.objects.filter(run__in=run_ids)
-    return _Facts(
+    return _Rows(
         completed={event.data["message"]: event for event in completed},
         calls={(call.run_id, call.call_id): call for call in calls},
     )
 
 
-def _followed(turns: Sequence[_Turn]) -> Run | None:
-    runs = [run for turn in turns for run in turn.runs]
+def _followed(chains: Sequence[_Chain]) -> Run | None:
+    runs = [run for chain in chains for run in chain.runs]
     left_queue = [run for run in runs if run.position is not None]
     return max(left_queue, key=lambda run: run.position or 0) if left_queue else next(iter(runs), None)
 
 
-# What is shown of it
+# In order
 
 
 @dataclass(slots=True)
-class _Logged:
+class _LoggedMessage:
     """A message of a turn that is read from its log."""
 
-    turn: _Turn
-    said: transcript.Message | transcript.UserMessage
+    chain: _Chain
+    message: transcript.Message | transcript.UserMessage
 
     @property
     def id(self) -> str | None:
-        return self.said.id
+        return self.message.id
 
     @property
     def runs(self) -> list[Run]:
-        return self.turn.runs
+        return self.chain.runs
 
-    def represent(self, facts: _Facts) -> contract.Message:
-        said = self.said
-        if isinstance(said, transcript.UserMessage):
-            return _message(said.id, said.run_id, "user", said.text, at=said.at)
-        runs = [run.id for run in self.turn.runs]
-        calls = [_logged_call(call, _row(facts, runs, call.id, call.message)) for call in said.calls]
+    def represent(self, rows: _Rows) -> contract.Message:
+        logged = self.message
+        if isinstance(logged, transcript.UserMessage):
+            return _message(logged.id, logged.run_id, "user", logged.text, at=logged.at)
+        runs = [run.id for run in self.chain.runs]
+        calls = [_logged_call(call, _call_row(rows, runs, call.id, call.message)) for call in logged.calls]
         return _message(
-            said.id, said.run_id, said.role, said.text, said.status, calls, usage=said.usage, at=said.at
+            logged.id,
+            logged.run_id,
+            logged.role,
+            logged.text,
+            logged.status,
+            calls,
+            usage=logged.usage,
+            at=logged.at,
         )
 
 
 @dataclass(slots=True)
-class _Stored:
+class _CheckpointMessage:
     """A message of the checkpoint, with the results of its calls."""
 
-    turn: _Turn | None
+    chain: _Chain | None
     message: BaseMessage
     results: dict[str, ToolMessage]
 
@@ -181,67 +216,66 @@ class _Stored:
 
     @property
     def runs(self) -> list[Run]:
-        return self.turn.runs if self.turn else []
+        return self.chain.runs if self.chain else []
 
-    def represent(self, facts: _Facts) -> contract.Message:
+    def represent(self, rows: _Rows) -> contract.Message:
         message = self.message
         text = clean(text_of(message.content))
         runs = self.runs
         if isinstance(message, HumanMessage):
             run_id, at = (runs[0].id, runs[0].created_at) if runs else (None, None)
             return _message(self.id, run_id, "user", text, at=at)
-        event = facts.completed.get(self.id or "")
+        event = rows.completed.get(self.id or "")
         run_id = event.run_id if event else (runs[-1].id if runs else None)
         at = event.at if event else (runs[-1].finished_at or runs[-1].created_at if runs else None)
         if not isinstance(message, AIMessage):
             return _message(self.id, run_id, "system", text, at=at)
         calls = [
-            _stored_call(call, self.results.get(call["id"] or ""), self._row(facts, call["id"] or ""))
+            _stored_call(call, self.results.get(call["id"] or ""), self._call_row(rows, call["id"] or ""))
             for call in message.tool_calls
         ]
         usage = event.data.get("usage") if event else None
         if usage is None and (counted := message.usage_metadata):
             usage = {key: counted[key] for key in ("input_tokens", "output_tokens")}
-        status = "interrupted" if marked(message) else "complete"
+        status = "interrupted" if engine_mark(message) else "complete"
         return _message(self.id, run_id, "assistant", text, status, calls, usage=usage, at=at)
 
-    def _row(self, facts: _Facts, call_id: str) -> ToolCall | None:
-        return _row(facts, [run.id for run in self.runs], call_id, self.id or "")
+    def _call_row(self, rows: _Rows, call_id: str) -> ToolCall | None:
+        return _call_row(rows, [run.id for run in self.runs], call_id, self.id or "")
 
 
-_Line: TypeAlias = _Logged | _Stored
+_Shown: TypeAlias = _LoggedMessage | _CheckpointMessage
 
 
-def _lines(turns: Sequence[_Turn], messages: Sequence[BaseMessage]) -> Iterator[_Line]:
-    """All that is shown, in order: what is of no known turn first, then turn by turn."""
-    by_user = {turn.user_id: turn for turn in turns}
-    elsewhere: list[_Stored] = []
-    segments: dict[str, list[_Stored]] = {}
-    turn: _Turn | None = None
-    segment = elsewhere
+def _shown(chains: Sequence[_Chain], messages: Sequence[BaseMessage]) -> Iterator[_Shown]:
+    """All messages that are shown, in order: those of no turn first, then turn by turn."""
+    by_user = {chain.user_id: chain for chain in chains}
+    of_no_chain: list[_CheckpointMessage] = []
+    segments: dict[str, list[_CheckpointMessage]] = {}
+    chain: _Chain | None = None
+    segment = of_no_chain
     for message in messages:
         if isinstance(message, HumanMessage) and message.id in by_user:
-            turn = by_user[message.id]
-            segment = segments.setdefault(turn.user_id, [])
+            chain = by_user[message.id]
+            segment = segments.setdefault(chain.user_id, [])
         if isinstance(message, ToolMessage):
-            asking = (line for line in reversed(segment) if _asks(line.message, message.tool_call_id))
-            if (line := next(asking, None)) is not None:
-                line.results.setdefault(message.tool_call_id, message)
+            calling = (shown for shown in reversed(segment) if _calls(shown.message, message.tool_call_id))
+            if (shown := next(calling, None)) is not None:
+                shown.results.setdefault(message.tool_call_id, message)
         elif _is_shown(message):
-            segment.append(_Stored(turn, message, {}))
-    yield from elsewhere
-    for turn in turns:
-        if turn.is_retried:
+            segment.append(_CheckpointMessage(chain, message, {}))
+    yield from of_no_chain
+    for chain in chains:
+        if chain.is_retried:
             continue
-        if turn.said is None:
-            yield from segments.get(turn.user_id, ())
+        if chain.transcript is None:
+            yield from segments.get(chain.user_id, ())
         else:
-            yield _Logged(turn, turn.said.user)
-            for said in turn.said.messages:
-                yield _Logged(turn, said)
+            yield _LoggedMessage(chain, chain.transcript.user)
+            yield from (_LoggedMessage(chain, message) for message in chain.transcript.messages)
 
 
-def _asks(message: BaseMessage, call_id: str) -> bool:
+def _calls(message: BaseMessage, call_id: str) -> bool:
     return isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls)
 
 
@@ -251,13 +285,13 @@ def _is_shown(message: BaseMessage) -> bool:
     return isinstance(message, HumanMessage | SystemMessage)
 
 
-def _page(lines: list[_Line], limit: int | None, before: str | None) -> list[_Line]:
+def _page(shown: list[_Shown], limit: int | None, before: str | None) -> list[_Shown]:
     if before is not None:
-        end = next((index for index, line in enumerate(lines) if line.id == before), None)
+        end = next((index for index, message in enumerate(shown) if message.id == before), None)
         if end is None:
             raise Invalid('"before" names no message of this session.')
-        lines = lines[:end]
-    return lines if limit is None else lines[max(len(lines) - limit, 0) :]
+        shown = shown[:end]
+    return shown if limit is None else shown[max(len(shown) - limit, 0) :]
 
 
 # Objects of the wire contract
@@ -286,14 +320,14 @@ def _message(
     }
 
 
-def _row(facts: _Facts, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
-    """The row of a call: of a resumed turn that of the last run that had to do with it."""
-    rows = (facts.calls.get((run, lookup_key(call_id))) for run in reversed(runs))
-    # Some models number the calls of each message from the start; a row has room for one of them.
-    return next((row for row in rows if row and row.message_id in ("", lookup_key(message_id))), None)
+def _call_row(rows: _Rows, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
+    """The row of a call; in a chain, that of the last run that has one."""
+    found = (rows.calls.get((run, lookup_key(call_id))) for run in reversed(runs))
+    # Some models number the calls of each message from the start. Such calls of one run share a row.
+    return next((row for row in found if row and row.message_id in ("", lookup_key(message_id))), None)
 
 
-def _logged_call(call: transcript.Call, row: ToolCall | None) -> contract.ToolCall:
+def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> contract.ToolCall:
     return {
         "id": call.id,
         "name": call.name,
@@ -301,7 +335,7 @@ def _logged_call(call: transcript.Call, row: ToolCall | None) -> contract.ToolCa
         "status": call.status,
         "result": call.result,
         "error": call.error,
-        # The one thing that may change after the end, when a straggler ends.
+        # The effect may change after the run's end, when a straggler ends.
         "effect": row.effect if row and row.effect and call.effect else call.effect,
         "duration_ms": row.duration_ms if row and call.duration_ms is None else call.duration_ms,
     }
@@ -323,18 +357,18 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
     if row is None:
         return call
     call["duration_ms"] = row.duration_ms
-    # A crash may come between a result and its event; then the result is there all the same, and counts.
-    came = result is not None and not marked(result)
-    if row.status != ToolStatus.RUNNING and (row.was_answered or not came):
+    # After a crash between a result and its event, only the checkpoint has the result. It counts.
+    is_real = result is not None and not engine_mark(result)
+    if row.status != ToolStatus.RUNNING and (row.was_answered or not is_real):
         call |= {"status": row.status, "result": row.result, "error": row.error}
         call["effect"] = row.effect or effect
     return call
 
 
 def _outcome(result: ToolMessage | None) -> tuple[str, str]:
-    """Status and effect of a call as far as its result in the history tells them."""
+    """Status and effect of a call, by its result in the checkpoint."""
     if result is None:
         return ToolStatus.CANCELLED, Effect.NONE
-    if status := marked(result):
+    if status := engine_mark(result):
         return status, Effect.UNKNOWN
     return (ToolStatus.FAILED if result.status == "error" else ToolStatus.COMPLETED), Effect.DONE

@@ -22,7 +22,7 @@ from django.utils import timezone
 from runs import process
 from runs.errors import NotFound
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import cancelling, locks
 from runs.live import notices
 from runs.memory.checkpoints import Checkpoints, process_checkpoints
 from runs.models import AuditEntry, DailyTotal, Run, Session
@@ -105,11 +105,11 @@ async def _delete_session(
 
 
 def _delete_rows(session_id: UUID, actor: Any, reason: str, unused_since: datetime | None) -> None:
-    with transitions.locked_session(session_id) as session:
+    with locks.locked_session(session_id) as session:
         if unused_since is not None and not unused(unused_since).filter(id=session_id).exists():
             raise NotFound
         for run in Run.objects.filter(session=session, status__in=ACTIVE).order_by("line"):
-            transitions.force_cancel(
+            cancelling.force_cancel(
                 run.id, source=CancelSource.SYSTEM, reason="The session was deleted.", requested_by=actor
             )
         runs = list(Run.objects.filter(session=session).only("finished_at", "status", *_SUMMED))

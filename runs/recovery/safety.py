@@ -32,8 +32,8 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
     log_is_complete = await in_thread(_left_in_good_order, run)
     graph = agent.graph_on(checkpoints.reader())
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
-    inside = [message for _, messages in state_messages.inside(state) for message in messages]
-    for call_id, name in _unanswered([*state_messages.messages(state), *inside]).items():
+    inside = [message for _, messages in state_messages.messages_of_subgraphs(state) for message in messages]
+    for call_id, name in _unanswered([*state_messages.messages_of(state), *inside]).items():
         call = known.get(lookup_key(call_id))
         never_began = log_is_complete and call is not None and call.effect == Effect.NONE
         if name not in harmless and not never_began:

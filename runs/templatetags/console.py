@@ -1,6 +1,7 @@
-"""Links to pages of the console, which are plain text to those who may not open them.
+"""Links to pages of the console, and its dashboard. A link is plain text to those who may not open it.
 
-``{% page_of "run" key text %}`` is the page of a run, ``{% list_of opts %}`` the list of a model.
+``{% page_of "run" key text %}`` is the page of a run, ``{% list_of opts %}`` the list of a model,
+``{% dashboard as name %}`` what the reader may see of the engine.
 """
 
 from typing import Any
@@ -11,7 +12,8 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
 
-from runs.admin.wording import link
+from runs.admin.dashboard import page
+from runs.admin.formatting import link
 
 register = template.Library()
 
@@ -30,3 +32,9 @@ def list_of(context: template.Context, opts: Any) -> SafeString:
         return conditional_escape(name)
     address = reverse(f"admin:{opts.app_label}_{opts.model_name}_changelist")
     return format_html('<a href="{}">{}</a>', address, name)
+
+
+@register.simple_tag(takes_context=True)
+def dashboard(context: template.Context) -> page.Dashboard:
+    """The dashboard of the request's user."""
+    return page.of(context["request"].user)

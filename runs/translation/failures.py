@@ -6,19 +6,19 @@ from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
 from runs.foundation.database import DATABASE_UNAVAILABLE
-from runs.lifecycle.transitions import Error
+from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode
-from runs.translation.callbacks import Errors
+from runs.translation.callbacks import RaisedErrors
 
-DATABASE_AWAY = Error(
+DATABASE_AWAY = Failure(
     ErrorCode.INTERNAL, "The database did not answer for so long that this turn could not go on."
 )
-INTERNAL = Error(
+INTERNAL = Failure(
     ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
 )
 
 
-def explain(error: BaseException, errors: Errors) -> Error:
+def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     """The Error of a run whose graph raised ``error``.
 
     That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
@@ -26,16 +26,16 @@ def explain(error: BaseException, errors: Errors) -> Error:
     """
     if isinstance(error, GraphRecursionError):
         limit = settings.RUNS_STEP_LIMIT
-        return Error(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
+        return Failure(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
     if isinstance(error, NodeCancelledError):
-        return Error(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
+        return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
     for cause in _causes(error):
         if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
-            return Error(ErrorCode(code), _said(cause))
+            return Failure(ErrorCode(code), _said(cause))
         if any(cause is one for one in errors.of_provider):
-            return Error(ErrorCode.PROVIDER, _of_provider(cause))
+            return Failure(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):
-            return Error(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+            return Failure(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
         if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
     return INTERNAL

@@ -7,7 +7,7 @@ from runs import agents
 from runs.errors import AgentMismatch, NotFound
 from runs.foundation.database import in_thread
 from runs.foundation.limits import TITLE_LIMIT
-from runs.lifecycle import transitions
+from runs.lifecycle import titles
 from runs.models import Run, RunEvent
 from runs.states import EventType, Origin, RunStatus, TitleSource
 
@@ -23,7 +23,7 @@ async def improve(run: Run) -> None:
             return
         title = await generate(*said)
         if title:
-            await in_thread(transitions.rename, run.session_id, title[:TITLE_LIMIT], TitleSource.GENERATED)
+            await in_thread(titles.rename, run.session_id, title[:TITLE_LIMIT], TitleSource.GENERATED)
     except (AgentMismatch, NotFound):
         pass  # the agent or the session is gone meanwhile
     except Exception:  # the agent's own function may raise anything; the words are a title, too

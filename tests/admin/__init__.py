@@ -1,1 +1,1 @@
-"""Tests of admin."""
+"""Tests of the console."""

@@ -10,7 +10,7 @@ from runs.admin.actions import commands
 from runs.errors import Forbidden, NotFound
 from runs.models import AuditEntry, Cancellation, Run, Worker
 from runs.states import CancelOutcome, CancelSource, Resolution, RunStatus
-from tests.admin.rows import a_call, a_run, a_worker, hanging_run, running_run
+from tests.admin.rows import a_call, a_run, a_worker, running_run, stuck_run
 from tests.admin.test_pages import words_of
 
 LIST = "admin:runs_run_changelist"
@@ -32,7 +32,7 @@ def status_of(run) -> str:
 
 
 def test_nothing_happens_before_it_is_confirmed_with_a_reason(console, alice):
-    run = hanging_run(alice)
+    run = stuck_run(alice)
     before = Run.objects.values().get(id=run.id)
     for more in (
         {},
@@ -50,7 +50,7 @@ def test_nothing_happens_before_it_is_confirmed_with_a_reason(console, alice):
 def test_force_cancel_ends_runs_of_dead_frozen_and_foreign_workers(console, alice):
     runs = [
         running_run(alice, a_worker(gone=True)),
-        hanging_run(alice, a_worker()),
+        stuck_run(alice, a_worker()),
         running_run(alice, a_worker(host="elsewhere")),
         running_run(alice, None),
     ]
@@ -154,7 +154,7 @@ def test_each_action_has_its_own_permission(staff, alice, action):
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_an_operation_looks_at_the_permission_itself(alice, bob, action):
+def test_an_operation_checks_the_permission_itself(alice, bob, action):
     run = a_run(alice)
     operation = commands.COMMANDS[action].perform
     with pytest.raises(Forbidden):
@@ -182,7 +182,7 @@ def test_all_runs_of_a_filter_can_be_chosen_up_to_a_bound(console, alice, monkey
     runs = [a_run(alice) for _ in range(4)]
     body = {"action": "cancel", "_selected_action": runs[:1], "select_across": "1", "index": "0"}
     assert "Cancel 4 runs" in console.post(reverse(LIST), body).content.decode()
-    monkeypatch.setattr("runs.admin.actions.actions.LIMIT", 3)
+    monkeypatch.setattr("runs.admin.actions.confirmation.LIMIT", 3)
     refused = console.post(reverse(LIST), body, follow=True).content.decode()
     assert "at most 3 runs at once" in refused
 
@@ -251,7 +251,7 @@ def test_the_users_page_says_why_an_operator_decided_about_an_interrupted_turn(c
     assert told in shown_to(alice, run)
 
 
-def test_what_its_user_decided_is_not_said_to_be_an_operators(console, alice):
+def test_a_decision_of_the_user_is_not_shown_as_an_operators(console, alice):
     run = running_run(alice, a_worker(gone=True))
     do(console, "reconcile", run)  # which has changed it, and decided nothing
     operations.dismiss(alice, run.id)
@@ -261,7 +261,7 @@ def test_what_its_user_decided_is_not_said_to_be_an_operators(console, alice):
     assert "operator" not in page
 
 
-def test_it_is_foreseen_and_told_that_a_queued_turn_waits_for_something_else(console, alice):
+def test_the_forecast_and_the_report_say_what_a_queued_turn_waits_for(console, alice):
     ahead = running_run(alice, a_worker())
     queued = a_run(alice, RunStatus.QUEUED, str(ahead.session_id))
 
@@ -293,9 +293,9 @@ def test_a_cancel_that_was_timed_out_can_be_forced(console, alice, olivia):
     run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "first")
     operation = Cancellation.objects.get(run=run)
-    from runs.lifecycle import transitions
+    from runs.lifecycle import cancelling
 
-    assert transitions.time_out_cancellation(operation.id)
+    assert cancelling.time_out_cancellation(operation.id)
     do(console, "force_cancel", run)
     assert status_of(run) == RunStatus.CANCELLED
     assert list(Cancellation.objects.order_by("accepted_at").values_list("outcome", flat=True)) == [

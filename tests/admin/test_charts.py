@@ -46,7 +46,7 @@ def test_the_axis_ends_at_a_round_number_that_nothing_exceeds(most):
     assert drawn.levels[-1].at == min(level.at for level in drawn.levels)
 
 
-def test_no_more_labels_than_there_is_room_for_and_the_last_one_always():
+def test_only_labels_that_have_room_are_shown_and_always_the_last_one():
     places = chart([1] * 30).places
     assert len(places) <= 10
     assert places[-1].text == "29"

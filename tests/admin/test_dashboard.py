@@ -10,10 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from runs.admin.dashboard import figures, page
+from runs.admin.dashboard import page, queries
 from runs.lifecycle import predicates
 from runs.models import DailyTotal, Run, Session, ToolCall, Worker
-from tests.admin.test_figures import add, cancel
+from tests.admin.test_dashboard_numbers import add, cancel
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -24,16 +24,6 @@ PARTS = {
     "view_toolcall": set(),
     "view_session": set(),
 }
-
-
-@pytest.fixture(autouse=True)
-def empty_cache():
-    cache.clear()
-
-
-@pytest.fixture
-def session(alice):
-    return Session.objects.create(owner=alice, agent="assistant")
 
 
 class Page(HTMLParser):
@@ -69,7 +59,7 @@ def shown(user):
     "permissions",
     [(), ("view_run",), ("view_cancellation",), ("view_worker",), ("view_run", "view_worker"), tuple(PARTS)],
 )
-def test_parts_that_one_may_not_see_are_absent(client, bob, permissions, session):
+def test_parts_without_permission_are_absent(client, bob, permissions, session):
     add(session, timezone.now())
     cancel(add(session, timezone.now(), "cancelled"), 0.1)
     bob.is_staff = True
@@ -89,7 +79,7 @@ def test_parts_that_one_may_not_see_are_absent(client, bob, permissions, session
 
 
 @pytest.mark.parametrize("who", ["charlie", "alice"])
-def test_only_staff_get_it(client, alice, who):
+def test_only_staff_get_the_dashboard(client, alice, who):
     if who == "alice":
         client.force_login(alice)
     for address in ("/admin/", "/admin/dashboard/"):
@@ -124,7 +114,7 @@ def test_the_numbers_of_each_picture_are_those_of_the_runs(olivia, alice, sessio
 
     pictures, _ = shown(olivia)
 
-    ended = Run.objects.filter(finished_at__gte=figures.bounds(figures.latest_days(30)[0])[0])
+    ended = Run.objects.filter(finished_at__gte=queries.bounds(queries.latest_days(30)[0])[0])
     in_picture = {one.name.lower(): sum(one.values) for one in pictures["outcomes"].chart.series}
     assert in_picture == {
         status: ended.filter(status=status).count() + (5 if status == "failed" else 0)
@@ -205,7 +195,7 @@ def queue_of(owner, length, **fields):
     return session
 
 
-def test_a_queue_that_nobody_takes_is_told_with_what_to_do_about_it(olivia, alice):
+def test_a_queue_that_no_worker_takes_is_shown_with_what_to_do_about_it(olivia, alice):
     def check():
         return next(check for check in page.of(olivia).checks if check.name == "Turns nobody takes")
 
@@ -237,7 +227,7 @@ def test_a_long_queue_leads_to_the_turns_in_it(client, olivia, alice):
     assert (check.count, [one.session_id for one in listed]) == (1, [long.id] * 5)
 
 
-def test_what_needs_attention_is_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
+def test_runs_that_need_attention_are_counted_up_to_a_bound(client, olivia, alice, monkeypatch):
     queue_of(alice, 6)
     client.force_login(olivia)
     monkeypatch.setattr(page, "COUNTED", 4)
@@ -266,7 +256,7 @@ def test_the_dashboard_takes_few_queries_however_many_runs_there_are(client, oli
             run = add(session, timezone.now() - timedelta(days=ago), "cancelled", input_tokens=1)
             cancel(run, 1, run.finished_at)
         cache.clear()
-        with CaptureQueriesContext(connection) as queries:
+        with CaptureQueriesContext(connection) as captured:
             assert client.get("/admin/").status_code == 200
-        counts.append(len(queries))
+        counts.append(len(captured))
     assert counts[0] == counts[1] < 30

@@ -156,7 +156,7 @@ def test_a_deletion_that_broke_off_can_be_done_again(console, alice, monkeypatch
     assert rows_left() == {}
 
 
-def test_a_session_that_comes_in_between_is_taken_along(console, alice, monkeypatch):
+def test_a_session_that_is_opened_during_the_deletion_is_deleted_too(console, alice, monkeypatch):
     session_of(a_run(alice))
     delete_session = deletion._delete_session
 
@@ -211,7 +211,7 @@ def test_deleting_needs_its_permission(staff, alice, name):
     assert not AuditEntry.objects.exists()
 
 
-def test_who_deletes_their_own_account_is_logged_out(transactional_db, olivia, django_user_model):
+def test_an_operator_who_deletes_their_own_account_is_logged_out(transactional_db, olivia, django_user_model):
     other = logged_in(django_user_model.objects.create_superuser("oscar", password="x"))
     oscar = django_user_model.objects.get(username="oscar")
     a_run(oscar)

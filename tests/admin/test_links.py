@@ -31,7 +31,7 @@ def test_every_link_leads_to_what_its_reader_may_open(staff, keys, model, also):
     assert followed > 3
 
 
-def test_what_is_not_linked_is_there_as_text(staff, keys):
+def test_names_without_a_link_are_shown_as_text(staff, keys):
     browser = staff("view_run")
     for page in (
         reverse("admin:runs_run_changelist"),
@@ -42,7 +42,7 @@ def test_what_is_not_linked_is_there_as_text(staff, keys):
         assert ":1<" in content, "the process of the worker"
 
 
-def test_after_deleting_its_page_is_the_list_or_for_who_may_not_see_it_the_front_page(staff, keys):
+def test_an_operator_who_may_not_see_the_list_is_led_to_the_front_page_after_deleting(staff, keys):
     browser = staff("delete_session")
     delete = reverse("admin:runs_session_delete", args=[keys["session"]])
     answer = browser.post(delete, {"confirmed": "yes", "reason": "asked to"})
@@ -50,7 +50,7 @@ def test_after_deleting_its_page_is_the_list_or_for_who_may_not_see_it_the_front
 
 
 @pytest.mark.parametrize("page", ["index", "runs_run_changelist", "login"])
-def test_the_console_says_whose_it_is(console, client, page):
+def test_the_console_shows_the_name_of_the_product(console, client, page):
     browser = client if page == "login" else console
     content = browser.get(reverse(f"admin:{page}")).content.decode()
     assert re.search(r"<title>[^<]*Turnkeeper", content)

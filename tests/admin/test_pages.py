@@ -1,4 +1,4 @@
-"""What the console shows: lists that put first what hangs, and pages of runs, sessions and workers."""
+"""The lists, with those that need attention first, and the pages of runs, sessions and workers."""
 
 import re
 from datetime import timedelta
@@ -16,7 +16,7 @@ from runs import operations, operators
 from runs.admin.lists import paging
 from runs.models import AuditEntry, Cancellation, Run, Session, Worker
 from runs.states import RunStatus
-from tests.admin.rows import a_call, a_run, a_worker, hanging_run, log, open_session, running_run, session_of
+from tests.admin.rows import a_call, a_run, a_worker, log, open_session, running_run, session_of, stuck_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" ' {{ 111111|add:222222 }} {% now %}"
 
@@ -49,12 +49,12 @@ def at(run, **fields):
 # Lists
 
 
-def test_what_hangs_comes_first_then_the_newest(console, alice):
+def test_runs_that_need_attention_come_first_then_the_newest(console, alice):
     now = timezone.now()
     older = a_run(alice, RunStatus.COMPLETED)
     newer = a_run(alice, RunStatus.COMPLETED)
-    silent = hanging_run(alice, seconds=200)
-    longest = hanging_run(alice, seconds=900)
+    silent = stuck_run(alice, seconds=200)
+    longest = stuck_run(alice, seconds=900)
     lost = running_run(alice, a_worker(heartbeat_at=now - timedelta(hours=1)))
     at(older, created_at=now - timedelta(hours=2))
     at(newer, created_at=now - timedelta(hours=1))
@@ -64,7 +64,7 @@ def test_what_hangs_comes_first_then_the_newest(console, alice):
     assert runs_listed(console, o="-3") == by_age[::-1]
 
 
-def test_a_turn_that_nobody_takes_hangs_too(console, alice):
+def test_a_turn_that_no_worker_takes_needs_attention_too(console, alice):
     untaken, fresh = a_run(alice), a_run(alice)
     for run in (untaken, fresh):
         a_run(alice, RunStatus.QUEUED, str(session_of(run).id))
@@ -78,9 +78,9 @@ def test_a_turn_that_nobody_takes_hangs_too(console, alice):
     assert words_of(console.get(reverse("admin:runs_run_changelist"))).count("queued not taken") == 2
 
 
-def test_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
+def test_runs_that_need_attention_are_listed_once_over_all_pages(console, alice, monkeypatch):
     monkeypatch.setattr("runs.admin.pages.runs.RunAdmin.list_per_page", 3)
-    hanging = [str(hanging_run(alice, seconds=1000 - n).id) for n in range(4)]
+    hanging = [str(stuck_run(alice, seconds=1000 - n).id) for n in range(4)]
     others = [a_run(alice) for _ in range(4)]
     pages = [runs_listed(console, p=number) for number in (1, 2, 3)]
     assert [len(one) for one in pages] == [3, 3, 2]
@@ -90,7 +90,7 @@ def test_what_hangs_comes_once_over_all_pages(console, alice, monkeypatch):
 
 def test_the_list_is_filtered_by_all_it_shows(console, alice, bob):
     worker, other = a_worker(), a_worker()
-    mine = hanging_run(alice, worker)
+    mine = stuck_run(alice, worker)
     a_call(mine, effect="unknown")
     at(mine, agent="writer", input_tokens=1500, cancel_requested_at=timezone.now() - timedelta(minutes=5))
     his = running_run(bob, other)
@@ -157,15 +157,13 @@ def test_the_queries_of_a_list_do_not_grow_with_it(console, olivia, name):
     def fill(number):
         for index in range(number):
             owner = get_user_model().objects.create(username=f"user-{name}-{Run.objects.count()}-{index}")
-            hanging_run(owner)
+            stuck_run(owner)
             operators.cancel(olivia, a_run(owner), "because")
 
     fill(2)
     url = reverse(f"admin:runs_{name}_changelist")
     console.get(url)  # what is read once for a process
-    with CaptureQueriesContext(
-        connection,
-    ) as few:
+    with CaptureQueriesContext(connection) as few:
         console.get(url)
     fill(5)
     with CaptureQueriesContext(connection) as many:
@@ -363,7 +361,7 @@ def test_without_the_permission_a_page_shows_everything_but_the_words(staff, ali
     assert not AuditEntry.objects.exists()
 
 
-def test_reading_somebody_elses_chat_is_on_record_once_for_a_while(staff, alice):
+def test_reading_the_chat_of_another_user_is_recorded_once_for_a_while(staff, alice):
     run = running_run(alice, a_worker())
     browser = staff("view_run", "view_session", "read_chats")
     assert "hello" in words_of(page(browser, "run", run.id))
@@ -378,7 +376,7 @@ def test_reading_somebody_elses_chat_is_on_record_once_for_a_while(staff, alice)
     assert AuditEntry.objects.count() == 2
 
 
-def test_a_reading_long_after_the_last_is_another(staff, alice, monkeypatch):
+def test_reading_a_chat_again_much_later_is_recorded_again(staff, alice, monkeypatch):
     browser = staff("view_run", "read_chats")
     run = a_run(alice)
     page(browser, "run", run)
@@ -465,7 +463,7 @@ def test_the_worker_of_a_run_is_lost_once_its_process_is_gone(console, alice):
     assert "worker lost" in words_of(page(console, "run", run.id))
 
 
-def test_a_workers_page_leads_to_its_runs_in_the_list(console, alice):
+def test_a_workers_page_leads_to_its_runs_in_list_words(console, alice):
     worker = a_worker(stragglers=1)
     mine, given_up = running_run(alice, worker), running_run(alice, worker)
     running_run(alice, a_worker())

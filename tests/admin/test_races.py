@@ -8,7 +8,8 @@ from django.db import connection, transaction
 
 from runs import operators
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import endings
+from runs.lifecycle.status import Outcome
 from runs.live import bus
 from runs.models import AuditEntry, Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_EVENT, RunStatus
@@ -29,7 +30,7 @@ async def test_force_cancel_against_completion_leaves_one_terminal_fact(transact
 
         async def complete(run=run, delay=delays[0]):
             await asyncio.sleep(delay)
-            return await in_thread(transitions.finish, run.id, run.claim, RunStatus.COMPLETED)
+            return await in_thread(endings.finish, run.id, run.claim, RunStatus.COMPLETED)
 
         async def force(run=run, delay=delays[1]):
             await asyncio.sleep(delay)
@@ -42,7 +43,7 @@ async def test_force_cancel_against_completion_leaves_one_terminal_fact(transact
         ]
         assert terminal == [TERMINAL_EVENT[RunStatus(stored.status)]]
         assert forced.changed == (stored.status == RunStatus.CANCELLED)
-        assert (finished == transitions.Result.DONE) == (stored.status == RunStatus.COMPLETED)
+        assert (finished == Outcome.DONE) == (stored.status == RunStatus.COMPLETED)
         operations = [one.outcome async for one in Cancellation.objects.filter(run=run)]
         assert operations == (["reconciled"] if forced.changed else [])
         entry = await AuditEntry.objects.aget(target=str(run.id))
@@ -86,7 +87,7 @@ def told(monkeypatch):
     return heard
 
 
-def test_whoever_is_told_of_an_operators_change_reads_the_new_state(console, alice, told):
+def test_a_subscriber_that_hears_of_an_operators_change_reads_the_new_state(console, alice, told):
     for number in range(20):
         run = a_run(alice, RunStatus.WAITING if number % 2 else RunStatus.QUEUED)
         told.clear()
@@ -96,7 +97,7 @@ def test_whoever_is_told_of_an_operators_change_reads_the_new_state(console, ali
         assert {seen for _, seen in told} == {session.updated_at}
 
 
-def test_a_change_that_is_rolled_back_is_told_to_nobody(alice, olivia, told, monkeypatch):
+def test_a_change_that_is_rolled_back_is_not_published(alice, olivia, told, monkeypatch):
     run = a_run(alice)
     told.clear()
     with transaction.atomic():

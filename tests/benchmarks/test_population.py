@@ -11,7 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from runs.admin.base import ConsoleAdmin
-from runs.admin.lists import filters, paging, searching, stuck
+from runs.admin.lists import attention, filters, paging, search
 from runs.models import Run, RunEvent
 from runs.states import RunStatus
 from tests.benchmarks.admin_pages import Page, addresses, look_at, table
@@ -38,9 +38,9 @@ def bounds_of_a_test():
         for place, bound in (
             (paging, "COUNTED"),
             (paging, "LOOKED_THROUGH"),
-            (searching, "SESSIONS"),
+            (search, "SESSIONS"),
             (filters, "_SESSIONS"),
-            (stuck, "CALLS"),
+            (attention, "CALLS"),
         ):
             patched.setattr(place, bound, 30)
         yield

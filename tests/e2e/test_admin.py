@@ -108,7 +108,7 @@ def test_a_session_is_deleted_and_the_page_of_its_user_leaves(visit, provider):
     expect(chat).not_to_have_url(re.compile(r"[0-9a-f]{8}-"))
 
 
-def test_every_page_of_the_console_opens_without_a_complaint(operator, visit, provider):
+def test_every_page_of_the_console_opens_without_an_error_and_fits_the_screen(operator, visit, provider):
     _, gate = start_a_turn(visit(), provider)
     page = newest_run(operator)
     run = page.url

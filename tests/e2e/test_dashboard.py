@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: seen, read aloud, driven by keys, and up to date without a reload."""
+"""The dashboard in a real browser: names for screen readers, use by keyboard, updates without a reload."""
 
 import re
 
@@ -36,7 +36,7 @@ def test_every_picture_has_a_name_a_summary_and_its_numbers(visit, options):
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_it_updates_itself_and_leaves_focus_and_open_tables_alone(visit):
+def test_the_dashboard_updates_itself_and_keeps_focus_and_open_tables(visit):
     visitor = visit()
     page = visitor.new_page("/admin/")
     figure = page.get_by_role("figure", name="Runs by outcome")

@@ -77,7 +77,8 @@ def test_every_process_runs_a_command_that_there_is(services):
 
 
 def test_every_process_has_the_same_settings_and_all_of_them_are_documented(services):
-    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    table = (ROOT / "docs" / "operating" / "settings.md").read_text()
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", table, re.MULTILINE))
     environments = [service["environment"] for service in of_ours(services).values()]
     assert all(environment == environments[0] for environment in environments)
     assert set(environments[0]) <= documented

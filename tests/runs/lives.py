@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
-from runs.lifecycle import admission, liveness, transitions
-from runs.lifecycle.transitions import Error, Result
-from runs.log import writer
+from runs.lifecycle import admission, cancelling, endings, liveness, questions, queue
+from runs.lifecycle.endings import Failure
+from runs.lifecycle.status import Outcome
+from runs.log import tool_calls, writer
 from runs.models import Cancellation, Run, Worker
 from runs.recovery import reconciliation, sweep
 from runs.states import (
@@ -51,7 +52,7 @@ ENDINGS = [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus
 ACTS = ["write", "wait", *ENDINGS]
 # How the log's commit may go: its reply arrives, or is lost, or nothing of it has come about.
 COMMITS = st.sampled_from(["well", "well", "reply lost", "lost"])
-LOSSES = ["dies", "buried", "leaves"]
+LOSSES = ["dies", "removed", "leaves"]
 DECISIONS = st.sampled_from(list(Resolution))
 MULTITASK = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt"])
 
@@ -162,7 +163,7 @@ class Lives(Truths, RuleBasedStateMachine):
             return
         may = run.status == RunStatus.WAITING and run.answers is None
         try:
-            transitions.answer(run.id, {"q": "yes"} if whole else {}, self.user)
+            questions.answer(run.id, {"q": "yes"} if whole else {}, self.user)
         except NotWaiting:
             assert not may, "an answer was refused for no reason"
         except Invalid:
@@ -209,7 +210,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in of], i)
         if run is None:
             return
-        operation = transitions.request_cancel(run.id, **self.who("user"))
+        operation = cancelling.request_cancel(run.id, **self.who("user"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL and run.status != RunStatus.CANCELLED:
             assert operation is None, "a cancel of what had ended was recorded"
@@ -228,7 +229,7 @@ class Lives(Truths, RuleBasedStateMachine):
     @step(1, n=SESSION)
     def cancel_session(self, n):
         active = [run for run in self.of(n) if run.status in ACTIVE]
-        operation = transitions.request_session_cancel(self.sessions[n], **self.who("user"))
+        operation = cancelling.request_session_cancel(self.sessions[n], **self.who("user"))
         for run in Run.objects.filter(id__in=[run.id for run in active]):
             assert run.cancel_requested_at is not None, f"{run.status} survived the session's cancel"
         first = [run for run in active if run.status in OCCUPYING] or sorted(active, key=line)
@@ -240,7 +241,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in ACTIVE] or self.of(n), i)
         if run is None:
             return
-        operation = transitions.force_cancel(run.id, **self.who("operator"))
+        operation = cancelling.force_cancel(run.id, **self.who("operator"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL:
             assert (operation is not None) == (run.status == RunStatus.CANCELLED), "an end was rewritten"
@@ -268,7 +269,7 @@ class Lives(Truths, RuleBasedStateMachine):
         Worker.objects.filter(id=self.worker(w)).update(pid=NO_PROCESS, pid_started="1")
 
     @step(1, w=WORKER)
-    def bury_worker(self, w):
+    def remove_worker(self, w):
         """As a sweeper that comes no further than that, or one whose worker claims in between."""
         if len(self.workers) > 1:
             Worker.objects.filter(id=self.worker(w)).delete()
@@ -285,7 +286,7 @@ class Lives(Truths, RuleBasedStateMachine):
     def take(self, n, w):
         """The execution of what is first in line, by this worker; None if there is nothing to do."""
         expected, worker = claimable(self.of(n)), self.worker(w)
-        run = transitions.claim(self.sessions[n], worker)
+        run = queue.claim(self.sessions[n], worker)
         is_known = Worker.objects.filter(id=worker).exists()
         if run is None:
             assert expected is None or not is_known, "what is first in line could not be claimed"
@@ -313,7 +314,7 @@ class Lives(Truths, RuleBasedStateMachine):
         history |= {said.user.id: True for said in turn.earlier}
         for message in turn.dropped:
             history.pop(message, None)
-        transitions.mark_repaired(turn.unrepaired)
+        endings.mark_repaired(turn.unrepaired)
         first = Run.objects.filter(session=run.session_id, message_id=run.message_id).earliest("position")
         ended = Run.objects.filter(session=run.session_id, status__in=TERMINAL, position__lt=first.position)
         said = {one.message_id: True for one in ended if one.resolution != Resolution.RETRIED}
@@ -337,7 +338,7 @@ class Lives(Truths, RuleBasedStateMachine):
             with undone():
                 writer._commit(parts, False)
         outcomes = writer._commit(parts, commit == "lost")
-        assert [outcome == writer.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
+        assert [outcome == writer.Outcome.COMMITTED for outcome in outcomes] == expected, "the fence failed"
         if commit == "reply lost":
             assert writer._commit(parts, True) == outcomes, "a retry knows other outcomes"
         for part, execution, owned in zip(parts, writing, expected, strict=True):
@@ -385,33 +386,33 @@ class Lives(Truths, RuleBasedStateMachine):
             self.write_together([execution], kinds)
             return owns
         if what == "wait":
-            done = transitions.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
-            if done is Result.DONE:
+            done = questions.wait(execution.run_id, execution.claim, [{"id": "q", "value": "?"}])
+            if done is Outcome.DONE:
                 assert Run.objects.get(id=execution.run_id).answers is None, "an old answer to a new question"
         elif what == RunStatus.CANCELLED and not asked:
             return False  # an execution ends cancelled only when it was asked to
         else:
-            done = transitions.finish(
+            done = endings.finish(
                 execution.run_id,
                 execution.claim,
                 what,
-                error=Error(ErrorCode.PROVIDER, "It broke.") if what == RunStatus.FAILED else None,
+                error=Failure(ErrorCode.PROVIDER, "It broke.") if what == RunStatus.FAILED else None,
                 reason=InterruptReason.SHUTDOWN if what == RunStatus.INTERRUPTED else None,
                 repaired=repaired and what != RunStatus.INTERRUPTED,
             )
         stopped = asked and what != RunStatus.CANCELLED
         if not owns:
-            assert done is Result.FENCED, "what lost its run changed it"
+            assert done is Outcome.FENCED, "what lost its run changed it"
         else:
-            assert done is (Result.CANCEL_FIRST if stopped else Result.DONE), "an accepted cancel lost"
-        if done is Result.DONE:
+            assert done is (Outcome.CANCEL_FIRST if stopped else Outcome.DONE), "an accepted cancel lost"
+        if done is Outcome.DONE:
             self.left.add(execution.run_id)
             if what != "wait":
                 self.concluded.add(execution.run_id)
-        if done is Result.DONE and repaired and what not in ("wait", RunStatus.INTERRUPTED):
+        if done is Outcome.DONE and repaired and what not in ("wait", RunStatus.INTERRUPTED):
             run = self.runs[execution.run_id]
             self.histories[run.session_id][run.message_id] = True
-        return done is Result.DONE
+        return done is Outcome.DONE
 
     @step(1, i=ANY, effect=st.sampled_from([Effect.DONE, Effect.NONE]))
     def straggle(self, i, effect):
@@ -419,7 +420,7 @@ class Lives(Truths, RuleBasedStateMachine):
         known = [call for calls in self.calls.values() for call in calls]
         call = self.pick([call for call in known if call.effect == Effect.UNKNOWN] or known, i)
         if call is not None:
-            transitions.straggler_ended(call.run_id, call.call_id, Effect.DONE)
+            tool_calls.straggler_ended(call.run_id, call.call_id, Effect.DONE)
             if call.effect == Effect.UNKNOWN and call.status != ToolStatus.RUNNING:
                 self.straggled.add((call.run_id, call.call_id))
 
@@ -430,8 +431,10 @@ class Lives(Truths, RuleBasedStateMachine):
         own = self.worker(w) if w >= 0 else None
         self.offered.clear()
         sweep.sweep(own if own in self.alive else None)
-        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), "the dead are not buried"
-        assert self.alive == set(Worker.objects.values_list("id", flat=True)), "somebody was buried alive"
+        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), (
+            "the dead are there still"
+        )
+        assert self.alive == set(Worker.objects.values_list("id", flat=True)), "a living worker was removed"
         for run in Run.objects.filter(status=RunStatus.RUNNING):
             assert run.worker_id in self.alive, "a dead worker kept its run"
         for before in self.cancels:
@@ -460,7 +463,7 @@ class Lives(Truths, RuleBasedStateMachine):
         """A sweeper that found a cancel overdue, and was held up."""
         found = self.pick([one for one in self.cancels if one.settled_at is not None], -i)
         if found is not None:
-            assert not transitions.time_out_cancellation(found.id), "a cancel was settled for another"
+            assert not cancelling.time_out_cancellation(found.id), "a cancel was settled for another"
 
     @step(2, i=ANY)
     def reclaim_late(self, i):
@@ -472,7 +475,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.runs[execution.run_id]
         if execution.worker in self.alive and self.owns(execution):
             return  # nobody takes that for lost
-        taken = transitions.interrupt(run.id, execution.worker, InterruptReason.WORKER_LOST)
+        taken = endings.interrupt(run.id, execution.worker, InterruptReason.WORKER_LOST)
         mine = run.status == RunStatus.RUNNING and run.worker_id == execution.worker
         assert taken is mine, "a run was taken from another worker"
 
@@ -502,7 +505,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if execution is None or not self.do(execution, "wait"):
             return
         self.look()
-        transitions.answer(execution.run_id, {"q": "yes"}, self.user)
+        questions.answer(execution.run_id, {"q": "yes"}, self.user)
         self.look()
         self.answer(n, 0, True)
         if swept:
@@ -543,7 +546,7 @@ class Lives(Truths, RuleBasedStateMachine):
             elif what == "late":
                 self.time_out_late(0)
             elif what == "forced":
-                transitions.force_cancel(execution.run_id, **self.who("operator"))
+                cancelling.force_cancel(execution.run_id, **self.who("operator"))
             elif what in LOSSES:
                 self.lose(execution, what)
             else:
@@ -601,7 +604,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if how == "leaves":
             self.do(execution, RunStatus.INTERRUPTED)
         elif execution.worker in self.workers and len(self.workers) > 1:
-            lose = self.kill_worker if how == "dies" else self.bury_worker
+            lose = self.kill_worker if how == "dies" else self.remove_worker
             lose(self.workers.index(execution.worker))
             self.look()
             self.sweep(-1)

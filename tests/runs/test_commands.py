@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from runs.lifecycle import admission, liveness, transitions
+from runs.lifecycle import admission, endings, liveness, queue
 from runs.models import Cancellation, Run, Session, Worker
 from tests.runs.servers import NO_PROCESS
 
@@ -41,7 +41,7 @@ def said(*arguments):
 
 
 def test_reconcile_runs_says_what_it_did(run, worker):
-    transitions.claim(run.session_id, worker.id)
+    queue.claim(run.session_id, worker.id)
     Worker.objects.update(pid=NO_PROCESS)
 
     first, second = said("reconcile_runs"), said("reconcile_runs")
@@ -54,7 +54,7 @@ def test_reconcile_runs_says_what_it_did(run, worker):
 
 def test_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(alice, run, worker, monkeypatch):
     monkeypatch.setattr("runs.recovery.sweep._TAKEN_OFF", 2)
-    transitions.claim(run.session_id, worker.id)
+    queue.claim(run.session_id, worker.id)
     session = Session.objects.create(owner=alice, agent="assistant")
     ended = {"status": "completed", "finished_at": timezone.now(), "worker": worker}
     for line in range(5):
@@ -72,7 +72,7 @@ def test_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(alice,
 
 
 def test_reconcile_runs_leaves_living_workers_alone(run, worker):
-    transitions.claim(run.session_id, worker.id)
+    queue.claim(run.session_id, worker.id)
 
     said("reconcile_runs")
 
@@ -92,7 +92,7 @@ def test_cancel_run_ends_a_queued_run_at_once(run):
 
 
 def test_cancel_run_records_the_acceptance_for_a_living_worker(run, worker):
-    transitions.claim(run.session_id, worker.id)
+    queue.claim(run.session_id, worker.id)
 
     assert said("cancel_run", str(run.id)) == "Cancel accepted: the run's worker is stopping it."
 
@@ -102,15 +102,15 @@ def test_cancel_run_records_the_acceptance_for_a_living_worker(run, worker):
 
 
 def test_cancel_run_ends_the_run_of_a_dead_worker(run, worker):
-    transitions.claim(run.session_id, worker.id)
+    queue.claim(run.session_id, worker.id)
     Worker.objects.update(pid=NO_PROCESS)
 
     assert said("cancel_run", str(run.id)).startswith("The run is cancelled; it had no worker")
 
 
 def test_cancel_run_of_what_has_ended_is_a_success_that_says_so(run, worker):
-    claimed = transitions.claim(run.session_id, worker.id)
-    transitions.finish(run.id, claimed.claim, "completed")
+    claimed = queue.claim(run.session_id, worker.id)
+    endings.finish(run.id, claimed.claim, "completed")
 
     assert said("cancel_run", str(run.id)) == "Nothing to cancel: the run had already ended as completed."
     assert not Cancellation.objects.exists()

@@ -17,7 +17,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from runs import process
-from runs.lifecycle import transitions
+from runs.lifecycle import queue
 from runs.live import bus
 from runs.log import transcript
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
@@ -208,7 +208,7 @@ class Truths:
             assert own, "nobody cancelled a cancelled run"
             assert told.get("cancellation", {}).get("id") == own[-1], "the end names no cancel"
         if run.id not in self.ended and run.status in (RunStatus.CANCELLED, RunStatus.FAILED):
-            assert run.repaired or transcript.read(run, log).has_answer, "a turn ended without an answer"
+            assert run.repaired or transcript.fold(run, log).has_answer, "a turn ended without an answer"
         events = [(event.id, event.type, event.data) for event in log]
         whole = row(run), events, [(call.call_id, call.status, call.result, call.error) for call in calls]
         assert self.ended.setdefault(run.id, whole) == whole, "an ended run changed"
@@ -305,7 +305,7 @@ class Truths:
         if self.alive and self.tried.get(session.id) != state:
             self.tried[session.id] = state
             with undone():
-                claimed = transitions.claim(session.id, min(self.alive))
+                claimed = queue.claim(session.id, min(self.alive))
             assert claimed is not None, "a session is stuck"
             assert claimed.id == expected, "not the first in line would be claimed"
 

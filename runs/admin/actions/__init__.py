@@ -1,4 +1,4 @@
-"""What operators do to runs, sessions and accounts: one at a time and in bulk.
+"""The commands to runs, and the deletion of sessions and accounts: one at a time and in bulk.
 
 Imported by the pages.
 """

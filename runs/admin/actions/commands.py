@@ -1,4 +1,4 @@
-"""What an operator can do about runs, and what each of it will do to a run as it is now."""
+"""The commands that an operator can give to runs, and what each will do to a run as it is now."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,11 @@ from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 
 from runs import operators
-from runs.admin.wording import short
+from runs.admin.formatting import short
 from runs.errors import EngineError
 from runs.lifecycle import liveness, predicates
 from runs.models import Run, ToolCall
 from runs.operators import Done
-from runs.recovery import sweep
 from runs.states import ACTIVE, TERMINAL, Effect, RunStatus
 
 # Runs that one command may be given to at once.
@@ -23,18 +22,18 @@ LIMIT = 500
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run, and what has to be known of it to tell what a command will do."""
+    """A run, and the facts that decide what a command will do to it."""
 
     run: Run
     worker_is_dead: bool
     cancel_is_overdue: bool
-    uncertain_tools: list[str]  # names of those that may have done their work
-    ahead: Run | None  # what its session's queue waits behind
-    has_taker: bool  # some worker takes turns
+    uncertain_tools: list[str]  # names of tools whose effect is unknown
+    ahead: Run | None  # the run that its session's queue waits behind
+    has_taker: bool  # whether a worker takes turns
 
     @property
     def is_undecided(self) -> bool:
-        return _waits_for_decision(self.run)
+        return self.run.is_undecided
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,10 @@ class Command:
 
 
 def look(runs: Iterable[Run]) -> list[Seen]:
-    """What there is to know of these runs, which were read with session and worker."""
+    """The facts of these runs, which were read with session and worker."""
     runs = list(runs)
     ids = [run.id for run in runs]
-    overdue = set(sweep.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
+    overdue = set(predicates.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
     uncertain: dict[UUID, list[str]] = {}
     unknown = ToolCall.objects.filter(run__in=ids, effect=Effect.UNKNOWN)
     for run_id, name in unknown.values_list("run", "name"):
@@ -88,10 +87,10 @@ def perform(
     for run in runs:
         try:
             done = command.perform(actor, run.id, reason)
-            changed, told = done.changed, " ".join(done.told)
+            changed, text = done.changed, " ".join(done.told)
         except EngineError as error:
-            changed, told = False, error.message
-        report.append({"run": str(run.id), "changed": changed, "told": told})
+            changed, text = False, error.message
+        report.append({"run": str(run.id), "changed": changed, "told": text})
     return report
 
 
@@ -110,8 +109,8 @@ def _without_execution(seen: Seen) -> str | None:
 
 
 def _foresee_cancel(seen: Seen) -> str:
-    if told := _ended(seen) or _without_execution(seen):
-        return told
+    if text := _ended(seen) or _without_execution(seen):
+        return text
     if seen.worker_is_dead:
         return "Its worker is gone, so it ends cancelled at once."
     if seen.run.cancel_requested_at is not None:
@@ -121,8 +120,8 @@ def _foresee_cancel(seen: Seen) -> str:
 
 
 def _foresee_force_cancel(seen: Seen) -> str:
-    if told := _ended(seen) or _without_execution(seen):
-        return told
+    if text := _ended(seen) or _without_execution(seen):
+        return text
     return (
         "It ends cancelled now, whatever its worker does. Tool calls in progress are marked as of unknown "
         "effect, and nothing that still works for it is kept."
@@ -132,8 +131,8 @@ def _foresee_force_cancel(seen: Seen) -> str:
 def _foresee_reconcile(seen: Seen) -> str:
     if seen.is_undecided:
         return "It is dismissed: nobody goes on from it, and its session is free again."
-    if told := _ended(seen):
-        return told
+    if text := _ended(seen):
+        return text
     if seen.run.status == RunStatus.RUNNING:
         if seen.worker_is_dead:
             end = "interrupted" if seen.run.cancel_requested_at is None else "cancelled"
@@ -144,7 +143,7 @@ def _foresee_reconcile(seen: Seen) -> str:
     if seen.run.status == RunStatus.WAITING and seen.run.answers is None:
         return "Nothing changes: it waits for its user's answer."
     if seen.ahead is not None:
-        undecided = _waits_for_decision(seen.ahead)
+        undecided = seen.ahead.is_undecided
         what = "about which nobody has decided" if undecided else f"which is {seen.ahead.status}"
         return f"Nothing changes: it waits behind the run {short(seen.ahead.id)}, {what}."
     if not seen.has_taker:
@@ -155,11 +154,11 @@ def _foresee_reconcile(seen: Seen) -> str:
 def _foresee_resume(seen: Seen) -> str:
     if not seen.is_undecided:
         return "Nothing changes: only an interrupted run about which nobody has decided can be resumed."
-    told = "A new run goes on from its last saved step."
+    text = "A new run goes on from its last saved step."
     if seen.uncertain_tools:
         names = ", ".join(sorted(set(seen.uncertain_tools)))
-        told += f" These tools may have done their work already and may do it again: {names}."
-    return told
+        text += f" These tools may have done their work already and may do it again: {names}."
+    return text
 
 
 def _foresee_dismiss(seen: Seen) -> str:
@@ -170,10 +169,6 @@ def _foresee_dismiss(seen: Seen) -> str:
 
 def _is_active(run: Run) -> bool:
     return run.status in ACTIVE
-
-
-def _waits_for_decision(run: Run) -> bool:
-    return run.status == RunStatus.INTERRUPTED and run.resolution is None
 
 
 COMMANDS = {
@@ -201,7 +196,7 @@ COMMANDS = {
             "Reconcile",
             "The run is looked at and brought into order; the run of a living worker is left alone.",
             _foresee_reconcile,
-            lambda run: _is_active(run) or _waits_for_decision(run),
+            lambda run: _is_active(run) or run.is_undecided,
             operators.reconcile,
         ),
         Command(
@@ -209,7 +204,7 @@ COMMANDS = {
             "Resume",
             "A new run goes on where an interrupted one was lost.",
             _foresee_resume,
-            _waits_for_decision,
+            lambda run: run.is_undecided,
             operators.resume,
         ),
         Command(
@@ -217,7 +212,7 @@ COMMANDS = {
             "Dismiss",
             "An interrupted run is closed: nobody goes on from it.",
             _foresee_dismiss,
-            _waits_for_decision,
+            lambda run: run.is_undecided,
             operators.dismiss,
         ),
     )

@@ -1,7 +1,6 @@
-"""Pictures of numbers: where the columns of a chart stand. Knows neither what they mean nor how they look.
+"""Charts: where their columns stand. A template draws them as SVG (``admin/dashboard/chart.html``).
 
-A template draws them as SVG (``templates/admin/dashboard/chart.html``). Every number is in the picture as a
-title too, and the page has a table of them beside it.
+Each column has its number as a title, and the page has a table of the numbers.
 """
 
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from itertools import accumulate
 from math import ceil, log10
 from typing import Self
 
-# In the units of the picture, which are pixels where there is room for all of it.
+# In the units of the SVG, which are pixels on a wide screen.
 WIDTH, HEIGHT = 720, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 8, 22
 _LABELS = 10  # that fit below
@@ -19,7 +18,7 @@ _LABELS = 10  # that fit below
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One kind of number, for each place along the chart."""
+    """One number for each place along the chart."""
 
     name: str
     values: Sequence[int]
@@ -47,7 +46,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """Columns side by side, with the series on top of each other, or next to each other."""
+    """Columns side by side. The series of one place are stacked or stand next to each other."""
 
     labels: Sequence[str]  # of the places
     series: Sequence[Series]

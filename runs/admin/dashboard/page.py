@@ -1,7 +1,7 @@
-"""The dashboard on the admin's front page: pictures of what the engine did, and what to look at now.
+"""The dashboard on the admin's front page: charts of what the engine did, and what needs attention.
 
-Each part needs the permission to view what it is made of, and is absent without it. The page asks for the
-same markup again every few seconds (``static/admin/dashboard.js``).
+Each part needs the permission to view its models, and is absent without it. The page asks for the same markup
+again every few seconds (``static/admin/dashboard/dashboard.js``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ from django.shortcuts import render
 from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 
-from runs.admin.dashboard import figures
+from runs.admin.dashboard import queries
 from runs.admin.dashboard.charts import Chart, Series
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.states import TERMINAL, RunStatus
 
 DAYS = 30
-AGENTS = 5  # that are told apart in a picture; the table has all of them
-WORKERS = 20  # the busiest ones, in the picture; the table has as many again
-COUNTED = 10_000  # of anything that may need attention
+AGENTS = 5  # with a series of their own in the chart; the table has all of them
+WORKERS = 20  # in the chart, the busiest ones; the table has twice as many
+COUNTED = 10_000  # rows at most, of each check
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # seconds a cancel may have taken
 
 
@@ -40,16 +40,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture with the numbers it is made of."""
+    """One chart with the table of its numbers."""
 
     key: str  # unique on the page
     title: str
-    summary: str  # what a person would say who looks at it
+    summary: str  # the chart in one sentence
     chart: Chart
     head: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]  # each begins with its name
     url: str = ""
-    latest_last: bool = False  # where there is no room for all of it, the end is what one wants to see
+    latest_last: bool = False  # on a narrow screen the end of the chart is shown first
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Check:
 
     name: str
     count: int
-    why: str  # it matters, or what to do
+    why: str  # why it matters, or what to do
     url: str
-    or_more: bool = False  # so many were looked at, and there may be others
+    or_more: bool = False  # only so many were read, and there may be others
 
     @property
     def told(self) -> str:
@@ -70,7 +70,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """All that one person may see."""
+    """What one user may see."""
 
     checks: list[Check] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -88,7 +88,7 @@ def fragment(request: HttpRequest) -> HttpResponse:
 
 
 def of(user: Any) -> Dashboard:
-    """What ``user`` may see, as of now."""
+    """The dashboard of this user, as of now."""
     return Dashboard(list(_checks(user)), list(_figures(user)))
 
 
@@ -97,7 +97,7 @@ def _may_view(user: Any, *models: type[Model]) -> bool:
 
 
 def _list_of(model: type[Model], **filters: str) -> str:
-    """The address of the list of these, or nothing when the admin has none."""
+    """The address of the list of this model, empty when the admin has none."""
     try:
         address = reverse(f"admin:runs_{model._meta.model_name}_changelist")
     except NoReverseMatch:
@@ -118,13 +118,13 @@ def _checks(user: Any) -> Iterator[Check]:
         )
         yield _counted(
             "Overdue cancels",
-            predicates.overdue_cancels(),
+            predicates.runs_with_overdue_cancel(),
             "These runs were to be cancelled and run on. Force-cancel ends them without their worker.",
             _list_of(Run, attention="cancel_overdue"),
         )
         yield _counted(
             "Turns nobody takes",
-            predicates.untaken_runs(),
+            predicates.unclaimed_runs(),
             f"Nothing is ahead of them, and no worker takes them. {_what_takers_there_are()}",
             _list_of(Run, attention="untaken"),
         )
@@ -171,13 +171,13 @@ def _what_takers_there_are() -> str:
     return "There is none that could: start one, or cancel what nobody should wait for."
 
 
-# Pictures
+# Charts
 
 
 def _figures(user: Any) -> Iterator[Figure]:
     if _may_view(user, Run):
-        days = figures.latest_days(DAYS)
-        totals = figures.by_day(days)
+        days = queries.latest_days(DAYS)
+        totals = queries.by_day(days)
         yield _outcomes(days, totals)
         yield _tokens(days, totals, _list_of(Session) if _may_view(user, Session) else "")
     if _may_view(user, Cancellation):
@@ -186,17 +186,17 @@ def _figures(user: Any) -> Iterator[Figure]:
         yield _workers()
 
 
-def _outcomes(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure:
+def _outcomes(days: Sequence[Any], totals: Sequence[queries.DayTotal]) -> Figure:
     counts = {(day, status): 0 for day in days for status in TERMINAL}
     for total in totals:
         counts[total.day, RunStatus(total.status)] += total.runs
     series = [Series(status.label, [counts[day, status] for day in days]) for status in TERMINAL]
     sums = [sum(one.values) for one in series]
-    told = ", ".join(f"{number:,} {one.name.lower()}" for one, number in zip(series, sums, strict=True))
+    by_status = ", ".join(f"{number:,} {one.name.lower()}" for one, number in zip(series, sums, strict=True))
     return Figure(
         key="outcomes",
         title="Runs by outcome",
-        summary=f"{_many(sum(sums), 'run')} ended in the last {DAYS} days: {told}.",
+        summary=f"{_many(sum(sums), 'run')} ended in the last {DAYS} days: {by_status}.",
         chart=Chart([_short(day) for day in days], series),
         head=[
             Cell("Day"),
@@ -213,7 +213,7 @@ def _outcomes(days: Sequence[Any], totals: Sequence[figures.DayTotal]) -> Figure
     )
 
 
-def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -> Figure:
+def _tokens(days: Sequence[Any], totals: Sequence[queries.DayTotal], url: str) -> Figure:
     tokens: dict[str, dict[Any, list[int]]] = {}
     for total in totals:
         of_agent = tokens.setdefault(total.agent, {day: [0, 0] for day in days})
@@ -224,11 +224,11 @@ def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -
     series = [Series(agent, [sum(tokens[agent][day]) for day in days]) for agent in agents[:AGENTS]]
     if others := agents[AGENTS:]:
         series.append(Series("others", [sum(sum(tokens[agent][day]) for agent in others) for day in days]))
-    told = ", ".join(f"{one.name} {sum(one.values):,}" for one in series)
+    by_agent = ", ".join(f"{one.name} {sum(one.values):,}" for one in series)
     return Figure(
         key="tokens",
         title="Tokens by day and agent",
-        summary=f"{sum(sums.values()):,} tokens in the last {DAYS} days{': ' + told if told else ''}.",
+        summary=f"{sum(sums.values()):,} tokens in the last {DAYS} days{by_agent and ': '}{by_agent}.",
         chart=Chart([_short(day) for day in days], series),
         head=[Cell("Day and agent"), Cell("Input tokens"), Cell("Output tokens"), Cell("Both")],
         rows=[
@@ -243,13 +243,13 @@ def _tokens(days: Sequence[Any], totals: Sequence[figures.DayTotal], url: str) -
 
 
 def _cancels() -> Figure:
-    latency = figures.cancel_latency(timezone.now() - timedelta(days=DAYS), BUCKETS)
+    latency = queries.cancel_latency(timezone.now() - timedelta(days=DAYS), BUCKETS)
     names = [f"≤ {_seconds(bound)}" for bound in BUCKETS] + [f"> {_seconds(BUCKETS[-1])}"]
     counts = dict(zip(names, latency.counts, strict=True))
     if latency.median is None or latency.most is None or latency.longest is None:
         summary = f"No cancel settled in the last {DAYS} days."
     else:
-        of_latest = "the latest " if latency.total == figures.LATEST_CANCELS else ""
+        of_latest = "the latest " if latency.total == queries.LATEST_CANCELS else ""
         summary = (
             f"{of_latest}{_many(latency.total, 'cancel')} of the last {DAYS} days:"
             f" half of them settled within {_seconds(latency.median)},"
@@ -267,20 +267,20 @@ def _cancels() -> Figure:
 
 
 def _workers() -> Figure:
-    active = figures.active_by_worker()
+    active = queries.active_by_worker()
     found = sorted(Worker.objects.all()[:1000], key=lambda worker: (-active.get(worker.id, 0), str(worker)))
     beating = set(liveness.beating().values_list("id", flat=True))
     numbers = {worker: (active.get(worker.id, 0), worker.stragglers) for worker in found}
     shown = found[:WORKERS]
     running, straggling = sum(active.values()), sum(worker.stragglers for worker in found)
-    told = [f"{_many(running, 'run')} executed by {_many(len(found), 'worker')}"]
+    parts = [f"{_many(running, 'run')} executed by {_many(len(found), 'worker')}"]
     if lost := active.get(None):
-        told.append(f"{lost:,} of them by none that is known any more")
-    told.append(f"{_many(straggling, 'straggler')} of runs that were given up at work")
+        parts.append(f"{lost:,} of them by none that is known any more")
+    parts.append(f"{_many(straggling, 'straggler')} of runs that were given up at work")
     return Figure(
         key="workers",
         title="Active runs and stragglers by worker",
-        summary=f"{', '.join(told)}.",
+        summary=f"{', '.join(parts)}.",
         chart=Chart(
             [_name(worker) for worker in shown],
             [

@@ -1,4 +1,4 @@
-"""How long lists are filtered, searched and paged.
+"""Filters, search and pages of long lists, and which runs need attention.
 
 Imported by the pages.
 """

@@ -1,25 +1,18 @@
-"""The filters of the lists. None of them lists a table that grows.
+"""The filters of each list."""
 
-To most conditions an index leads. The others are ``Sought``, and stand last in a list's filters: they look
-through what the filters before them have left, as far as ``runs.admin.lists.paging`` says.
-"""
-
-from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
-from typing import Any, TypeAlias
-from uuid import UUID
+from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest
-from django.utils.dateparse import parse_date
 
 from runs import agents
-from runs.admin.dashboard import figures
-from runs.admin.lists import paging, stuck
-from runs.models import Run, Session, Worker
+from runs.admin.base import is_uuid
+from runs.admin.lists import attention, paging
+from runs.admin.lists.filter_kinds import Choice, Condition, Text, WithoutIndex, before, same, within
+from runs.models import UNDECIDED, Run, Session, Worker
 from runs.states import ACTIVE, CancelOutcome, CancelSource, Resolution, RunStatus, SessionStatus
 
 TOKENS = (
@@ -29,103 +22,9 @@ TOKENS = (
     + F("open_output_tokens")
 )
 
-# What a list is narrowed by, as its request asks for it.
-Condition: TypeAlias = Callable[[HttpRequest], Q]
-
 _WORKERS_LISTED = 30
-# Sessions of one owner, the latest ones, whose runs are shown.
+# The runs of so many sessions of one owner are shown: of the latest ones.
 _SESSIONS = 2_000
-
-
-class Choice(admin.SimpleListFilter):
-    """Some named conditions, of which one may hold."""
-
-    conditions: dict[str, tuple[str, Condition]]  # by the value in the address, each with its label
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [(value, label) for value, (label, _) in self.conditions.items()]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.conditions.get(self.value() or "")
-        return queryset.filter(chosen[1](request)) if chosen else queryset
-
-
-class Sought(admin.SimpleListFilter):
-    """To whose conditions no index leads, but for those of the values in ``indexed``."""
-
-    indexed: Collection[str] = ()
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        if self.value() and self.value() not in self.indexed:
-            queryset = paging.among_first(request, queryset)
-        found = super().queryset(request, queryset)
-        return queryset if found is None else found
-
-
-class Text(admin.SimpleListFilter):
-    """A field to write into, where there are too many values to list."""
-
-    template = "admin/runs/text_filter.html"
-    hint = ""
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return []
-
-    def has_output(self) -> bool:
-        return True
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """One: the field itself, and what else the address says."""
-        others = [item for item in changelist.params.items() if item[0] not in (self.parameter_name, "p")]
-        yield {
-            "name": self.parameter_name,
-            "value": self.value() or "",
-            "hint": self.hint,
-            "others": others,
-            "without": changelist.get_query_string(remove=[self.parameter_name or "", "p"]),
-        }
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = (self.value() or "").strip()
-        if not value:
-            return queryset
-        condition = None if "\0" in value else self.condition(request, value)
-        return queryset.none() if condition is None else queryset.filter(condition)
-
-    def condition(self, request: HttpRequest, value: str) -> Q | None:
-        """What the text asks for; None when nothing can be it."""
-        raise NotImplementedError
-
-
-def _same(**value: Any) -> Condition:
-    return lambda _: Q(**value)
-
-
-def _within(field: str, **duration: float) -> Condition:
-    return lambda _: Q(**{f"{field}__gte": Now() - timedelta(**duration)})
-
-
-def until(field: str) -> type[Text]:
-    """A filter by the latest day that ``field`` may be on: what makes all of a long list reachable."""
-
-    class Until(Text):
-        title = "latest day"
-        parameter_name = "until"
-        hint = "year-month-day"
-
-        def condition(self, request: HttpRequest, value: str) -> Q | None:
-            try:
-                day = parse_date(value)
-                end = figures.bounds(day)[1] if day else None
-            except (ValueError, OverflowError):  # no day of any month, or the last one there is
-                end = None
-            return Q(**{f"{field}__lt": end}) if end else None
-
-    return Until
-
-
-def _before(field: str, **duration: float) -> Condition:
-    return lambda _: Q(**{f"{field}__lt": Now() - timedelta(**duration)})
 
 
 def _active(**condition: Any) -> Q:
@@ -141,13 +40,13 @@ class Status(Choice):
     parameter_name = "status__exact"  # as Django would call it
     conditions = {
         "active": ("active", lambda _: _active()),
-        **{str(status): (str(status), _same(status=status)) for status in RunStatus},
+        **{str(status): (str(status), same(status=status)) for status in RunStatus},
     }
 
 
 def _of_unknown_effect(request: HttpRequest) -> Q:
-    told = f"Only runs of the latest {stuck.CALLS:,} tool calls of unknown effect are shown."
-    calls = paging.latest(request, stuck.latest_of_unknown_effect(), stuck.CALLS, told)
+    left_out = f"Only runs of the latest {attention.CALLS:,} tool calls of unknown effect are shown."
+    calls = paging.latest(request, attention.latest_of_unknown_effect(), attention.CALLS, left_out)
     return Q(id__in=calls.values("run"))
 
 
@@ -155,19 +54,19 @@ class Attention(Choice):
     title = "attention"
     parameter_name = "attention"
     conditions = {
-        "any": ("hanging", lambda _: stuck.hanging()),
-        "stuck": ("stuck: no event or no worker", lambda _: stuck.stuck()),
-        "cancel_overdue": ("cancel overdue", lambda _: stuck.overdue()),
-        "worker_lost": ("worker lost", lambda _: stuck.unattended()),
-        "untaken": ("not taken by any worker", lambda _: stuck.untaken()),
-        "undecided": ("interrupted of late, undecided", lambda _: stuck.undecided()),
-        "long_queue": ("in a long queue", lambda _: stuck.in_long_queue()),
+        "any": ("hanging", lambda _: attention.needed()),
+        "stuck": ("stuck: no event or no worker", lambda _: attention.stuck()),
+        "cancel_overdue": ("cancel overdue", lambda _: attention.overdue()),
+        "worker_lost": ("worker lost", lambda _: attention.unattended()),
+        "untaken": ("not taken by any worker", lambda _: attention.untaken()),
+        "undecided": ("interrupted of late, undecided", lambda _: attention.undecided()),
+        "long_queue": ("in a long queue", lambda _: attention.in_long_queue()),
         "effect_unknown": ("effect unknown", _of_unknown_effect),
     }
 
 
 class OfAgent(admin.SimpleListFilter):
-    """The agents that are configured, and the one that is asked for."""
+    """The configured agents, and the one in the address."""
 
     title = "agent"
     parameter_name = "agent"
@@ -189,8 +88,8 @@ class OfAgent(admin.SimpleListFilter):
         return True
 
 
-class Agent(Sought, OfAgent):
-    """Some agents have most of the rows and some hardly any: an index would help with neither."""
+class Agent(WithoutIndex, OfAgent):
+    """Some agents have most of the rows and others hardly any. An index would help with neither."""
 
 
 class OfWorker(admin.SimpleListFilter):
@@ -207,8 +106,7 @@ class OfWorker(admin.SimpleListFilter):
             return queryset
         if value == "none":
             return queryset.filter(worker=None, status=RunStatus.RUNNING)
-        identifier = _uuid(value)
-        return queryset.filter(worker=identifier) if identifier else queryset.none()
+        return queryset.filter(worker=value) if is_uuid(value) else queryset.none()
 
 
 class Owner(Text):
@@ -218,11 +116,11 @@ class Owner(Text):
 
     def condition(self, request: HttpRequest, value: str) -> Q | None:
         sessions = Session.objects.filter(owner__username=value).order_by("-updated_at", "-id")
-        told = (
+        left_out = (
             f"Only runs of the latest {_SESSIONS:,} sessions of this owner are shown. The list of sessions "
             "leads to those of older ones."
         )
-        return Q(session__in=paging.latest(request, sessions, _SESSIONS, told).values("id"))
+        return Q(session__in=paging.latest(request, sessions, _SESSIONS, left_out).values("id"))
 
 
 class OfSession(Text):
@@ -231,18 +129,17 @@ class OfSession(Text):
     hint = "session id"
 
     def condition(self, request: HttpRequest, value: str) -> Q | None:
-        identifier = _uuid(value)
-        return Q(session=identifier) if identifier else None
+        return Q(session=value) if is_uuid(value) else None
 
 
 class Age(Choice):
     title = "age"
     parameter_name = "age"
     conditions = {
-        "hour": ("at most an hour", _within("created_at", hours=1)),
-        "day": ("at most a day", _within("created_at", days=1)),
-        "week": ("at most a week", _within("created_at", days=7)),
-        "older": ("over a week", _before("created_at", days=7)),
+        "hour": ("at most an hour", within("created_at", hours=1)),
+        "day": ("at most a day", within("created_at", days=1)),
+        "week": ("at most a week", within("created_at", days=7)),
+        "older": ("over a week", before("created_at", days=7)),
     }
 
 
@@ -268,23 +165,23 @@ class LastEvent(Choice):
     }
 
 
-class Decision(Sought, Choice):
+class Decision(WithoutIndex, Choice):
     title = "decision"
     parameter_name = "decision"
     conditions = {
-        "none": ("interrupted, undecided", _same(status=RunStatus.INTERRUPTED, resolution=None)),
-        **{str(one): (str(one), _same(resolution=one)) for one in Resolution},
+        "none": ("interrupted, undecided", lambda _: UNDECIDED),
+        **{str(one): (str(one), same(resolution=one)) for one in Resolution},
     }
 
 
-class Tokens(Sought, Choice):
+class Tokens(WithoutIndex, Choice):
     title = "tokens"
     parameter_name = "tokens"
     conditions = {
-        "unknown": ("unknown", _same(input_tokens=None, output_tokens=None)),
-        "1000": ("1,000 and more", _same(tokens__gte=1_000)),
-        "10000": ("10,000 and more", _same(tokens__gte=10_000)),
-        "100000": ("100,000 and more", _same(tokens__gte=100_000)),
+        "unknown": ("unknown", same(input_tokens=None, output_tokens=None)),
+        "1000": ("1,000 and more", same(tokens__gte=1_000)),
+        "10000": ("10,000 and more", same(tokens__gte=10_000)),
+        "100000": ("100,000 and more", same(tokens__gte=100_000)),
     }
 
 
@@ -300,11 +197,11 @@ class SessionOwner(Text):
         return Q(owner__username=value)
 
 
-def _with_run(**condition: Any) -> Condition:
+def _with_run(condition: Q) -> Condition:
     def found(request: HttpRequest) -> Q:
-        newest = Run.objects.filter(**condition).order_by("-created_at", "-id")
-        told = f"Only sessions of the latest {paging.COUNTED:,} such runs are shown."
-        return Q(id__in=paging.latest(request, newest, paging.COUNTED, told).values("session"))
+        newest = Run.objects.filter(condition).order_by("-created_at", "-id")
+        left_out = f"Only sessions of the latest {paging.COUNTED:,} such runs are shown."
+        return Q(id__in=paging.latest(request, newest, paging.COUNTED, left_out).values("session"))
 
     return found
 
@@ -313,12 +210,12 @@ class SessionState(Choice):
     title = "status"
     parameter_name = "status"
     conditions = {
-        str(SessionStatus.RUNNING): ("running", _with_run(status=RunStatus.RUNNING)),
-        str(SessionStatus.WAITING): ("waiting", _with_run(status=RunStatus.WAITING)),
-        str(SessionStatus.QUEUED): ("with a queue", _with_run(status=RunStatus.QUEUED)),
+        str(SessionStatus.RUNNING): ("running", _with_run(Q(status=RunStatus.RUNNING))),
+        str(SessionStatus.WAITING): ("waiting", _with_run(Q(status=RunStatus.WAITING))),
+        str(SessionStatus.QUEUED): ("with a queue", _with_run(Q(status=RunStatus.QUEUED))),
         str(SessionStatus.INTERRUPTED): (
             "interrupted",
-            _with_run(status=RunStatus.INTERRUPTED, resolution__isnull=True),
+            _with_run(UNDECIDED),
         ),
     }
 
@@ -326,29 +223,29 @@ class SessionState(Choice):
 # Cancellations and audit entries
 
 
-class Outcome(Sought, Choice):
+class Outcome(WithoutIndex, Choice):
     title = "outcome"
     parameter_name = "outcome"
     indexed = ("pending",)
     conditions = {
-        "pending": ("pending", _same(settled_at=None)),
-        **{str(one): (one.replace("_", " "), _same(outcome=one)) for one in CancelOutcome},
+        "pending": ("pending", same(settled_at=None)),
+        **{str(one): (one.replace("_", " "), same(outcome=one)) for one in CancelOutcome},
     }
 
 
-class Source(Sought, Choice):
+class Source(WithoutIndex, Choice):
     title = "source"
     parameter_name = "source"
-    conditions = {str(one): (str(one), _same(source=one)) for one in CancelSource}
+    conditions = {str(one): (str(one), same(source=one)) for one in CancelSource}
 
 
-class Escalated(Sought, Choice):
+class Escalated(WithoutIndex, Choice):
     title = "given up"
     parameter_name = "escalated"
-    conditions = {"yes": ("something was given up on", _same(escalated=True))}
+    conditions = {"yes": ("something was given up on", same(escalated=True))}
 
 
-class Actor(Sought, Text):
+class Actor(WithoutIndex, Text):
     title = "actor"
     parameter_name = "actor"
     hint = "user name"
@@ -357,11 +254,11 @@ class Actor(Sought, Text):
         return Q(actor=value)
 
 
-class Action(Sought, Choice):
+class Action(WithoutIndex, Choice):
     title = "action"
     parameter_name = "action_name"
     conditions = {
-        name: (name.replace("_", " "), _same(action=name))
+        name: (name.replace("_", " "), same(action=name))
         for name in (
             "cancel",
             "force_cancel",
@@ -373,43 +270,3 @@ class Action(Sought, Choice):
             "read_chat",
         )
     }
-
-
-def since(field: str) -> type[Choice]:
-    """A filter by how long ago ``field`` was."""
-
-    class Since(Choice):
-        title = "time"
-        parameter_name = "since"
-        conditions = {
-            "hour": ("in the last hour", _within(field, hours=1)),
-            "day": ("in the last day", _within(field, days=1)),
-            "week": ("in the last week", _within(field, days=7)),
-        }
-
-    return Since
-
-
-# What is searched for
-
-
-def beginning(*fields: str, text: str, of: Callable[[UUID], Any] = lambda first: first) -> Q | None:
-    """That one of these ids begins with ``text``; None when it is no beginning of an id.
-
-    ``of`` makes of an id what the fields hold.
-    """
-    digits = text.replace("-", "").lower()
-    if not 8 <= len(digits) <= 32 or set(digits) - set("0123456789abcdef"):
-        return None
-    first, last = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
-    condition = Q()
-    for field in fields:
-        condition |= Q(**{f"{field}__gte": of(first), f"{field}__lte": of(last)})
-    return condition
-
-
-def _uuid(text: str) -> UUID | None:
-    try:
-        return UUID(text)
-    except ValueError:
-        return None

@@ -1,9 +1,8 @@
 """Lists over tables of any size: no page reads more rows than a fixed number, however many there are.
 
-Each list has an order of its own, for which there is an index. In that order the keys of the first COUNTED
-rows are read: they are what is counted and paged through. Another order, for which there is no index, puts
-just these in order. What no index leads to is looked for among the first LOOKED_THROUGH rows. The page says
-so, and whoever looks for what lies behind narrows the list.
+Each list has an order of its own, which has an index. In that order the keys of the first COUNTED rows are
+read: they are counted and paged through. An order without an index sorts only these. A condition without an
+index is checked for the first LOOKED_THROUGH rows. The page says so; to see other rows, one narrows the list.
 """
 
 from collections.abc import Sequence
@@ -16,16 +15,16 @@ from django.core.paginator import InvalidPage, Page, Paginator
 from django.db.models import Exists, Model, OuterRef, QuerySet
 from django.http import HttpRequest
 
-from runs.admin.lists import stuck
+from runs.admin.lists import attention
 from runs.models import Run
 
 # Rows that are counted, and to which pages lead.
 COUNTED = 10_000
-# Rows among which is looked for what has no index.
+# Rows for which a condition without an index is checked.
 LOOKED_THROUGH = 100_000
-# Hanging runs that are put first, those of them that the list is of.
-_HANGING = 1_000
-# Where a request keeps what its list does not show of what it was asked for.
+# So many runs that need attention are looked at, and put first if they are in the list.
+_ATTENTION = 1_000
+# The attribute of a request that has what its list does not show.
 _LEFT_OUT = "console_left_out"
 
 NO_INDEX = (
@@ -60,10 +59,10 @@ def latest(request: HttpRequest, rows: QuerySet[Row], bound: int, left_out: str)
 
 
 def leave_out(request: HttpRequest, sentence: str) -> None:
-    """Note what the list of this request lacks of what it was asked for."""
-    told = left_out_of(request)
-    if sentence not in told:
-        setattr(request, _LEFT_OUT, [*told, sentence])
+    """Note what the list of this request does not show."""
+    noted = left_out_of(request)
+    if sentence not in noted:
+        setattr(request, _LEFT_OUT, [*noted, sentence])
 
 
 def left_out_of(request: HttpRequest) -> list[str]:
@@ -78,7 +77,7 @@ class BoundedPaginator(Paginator):
 
     @cached_property
     def keys(self) -> list[Any]:
-        """All that there are to page through."""
+        """The keys of all rows on all pages."""
         return self._found[:COUNTED]
 
     @property
@@ -87,7 +86,7 @@ class BoundedPaginator(Paginator):
 
     @property
     def is_bounded(self) -> bool:
-        """There are more than are counted."""
+        """Whether there are more rows than are counted."""
         return len(self._found) > COUNTED
 
     def page(self, number: int | str) -> Page[Any]:
@@ -100,21 +99,21 @@ class BoundedPaginator(Paginator):
         return list(_keys(self.object_list)[: COUNTED + 1])
 
 
-class HangingFirstPaginator(BoundedPaginator):
-    """Pages of runs: those that hang, the longest silent first, then all others in their order.
+class AttentionFirstPaginator(BoundedPaginator):
+    """Pages of runs: those that need attention, the longest silent first, then all others in their order.
 
-    What hangs depends on the time of day, which no index knows. But only what is active can hang, and that
-    is few: it is looked up by itself, and not in the list, which may be long.
+    Attention depends on the time of day, so no index has it. But only active runs need it, and they are few:
+    they are looked up by themselves, not in the list, which may be long.
     """
 
     @cached_property
     def keys(self) -> list[Any]:
-        hanging_runs = Run.objects.filter(stuck.hanging()).order_by("last_event_at", "id")
-        hang = list(_keys(hanging_runs)[:_HANGING])
+        in_need = Run.objects.filter(attention.needed()).order_by("last_event_at", "id")
+        first_keys = list(_keys(in_need)[:_ATTENTION])
         # Looked at one by one: a database might rather go through all that one of the filters leads to.
         is_listed = Exists(self.object_list.order_by().filter(pk=OuterRef("pk")))
-        listed = set(_keys(Run.objects.filter(is_listed, pk__in=hang))) if hang else set()
-        first = [key for key in hang if key in listed]
+        listed = set(_keys(Run.objects.filter(is_listed, pk__in=first_keys))) if first_keys else set()
+        first = [key for key in first_keys if key in listed]
         return [*first, *(key for key in super().keys if key not in listed)][:COUNTED]
 
 
@@ -124,7 +123,7 @@ def _keys(rows: QuerySet[Any]) -> QuerySet[Any, Any]:
 
 
 class BoundedChangeList(ChangeList):
-    """Django's, which would count all rows, and put all of them in any order."""
+    """A change list that neither counts nor sorts all rows, as Django's would."""
 
     model_admin: Any  # a ConsoleAdmin
     has_own_order = True  # or the same backwards: no more rows are put in order than are shown

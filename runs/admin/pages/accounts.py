@@ -1,4 +1,4 @@
-"""Accounts: Django's own pages, but for deleting, which ends and takes along all that an account owns."""
+"""Accounts: Django's own pages. Deleting an account also ends and deletes all that it owns."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Count
 
 from runs import operators
-from runs.admin.actions.deleting import DeletesThroughEngine
-from runs.admin.wording import count
+from runs.admin.actions.deletion import DeletesThroughEngine
+from runs.admin.formatting import count
 from runs.models import Run, Session
 from runs.states import ACTIVE
 
@@ -21,7 +21,7 @@ class AccountAdmin(DeletesThroughEngine, auth_admin.UserAdmin):
     """Accounts. Deleting one deletes its sessions first."""
 
     class Media:
-        css = {"all": ["admin/runs/console.css"]}
+        css = {"all": ["admin/console.css"]}
 
     async def delete_one(self, actor: AbstractBaseUser, key: Any, reason: str) -> None:
         await operators.delete_user(actor, key, reason)
@@ -35,14 +35,14 @@ class AccountAdmin(DeletesThroughEngine, auth_admin.UserAdmin):
                 "session__owner", flat=True
             )
         )
-        told = []
+        rows_of_page = []
         for user in chosen:
             sessions = count(sessions_of.get(user.pk, 0), "session")
             words = f"{sessions} with all runs, logs and checkpoints, and the account's API tokens."
             if active := active_of[user.pk]:
                 words += f" Cancelled first: {count(active, 'active run')}."
-            told.append((user, user.get_username(), words))
-        return told
+            rows_of_page.append((user, user.get_username(), words))
+        return rows_of_page
 
 
 admin.site.unregister(get_user_model())

@@ -1,4 +1,4 @@
-"""Audit entries: what was done with more than an owner's everyday rights, or beyond recall."""
+"""Audit entries: what operators did, and what cannot be undone."""
 
 from typing import Any
 
@@ -7,22 +7,21 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 
 from runs.admin.base import ConsoleAdmin, is_uuid
-from runs.admin.lists import filters
-from runs.admin.pages.run_page import pretty
-from runs.admin.wording import NOTHING, clock
+from runs.admin.formatting import NOTHING, clock, pretty
+from runs.admin.lists import filter_kinds, filters, search
 from runs.models import AuditEntry
 
 
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ConsoleAdmin):
-    """Everything that is on record."""
+    """All audit entries."""
 
     list_display = ("when", "actor", "what", "target", "reason")
-    list_filter = (filters.since("at"), filters.until("at"), filters.Action, filters.Actor)
+    list_filter = (filter_kinds.since("at"), filter_kinds.until("at"), filters.Action, filters.Actor)
     ordering = ("-at", "-id")
     search_fields = ("target",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
-    page_template = "admin/runs/auditentry/page.html"
+    page_template = "admin/pages/auditentry.html"
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[AuditEntry], search_term: str
@@ -30,7 +29,7 @@ class AuditEntryAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        begins = filters.beginning("target", text=term, of=str)
+        begins = search.beginning("target", text=term, of=str)
         return queryset.filter(Q(target=term) | begins if begins else Q(target=term)), False
 
     @admin.display(description="time", ordering="at")
@@ -64,7 +63,7 @@ class AuditEntryAdmin(ConsoleAdmin):
 
 
 def _model_of(entry: AuditEntry) -> str | None:
-    """What an entry is about, if it has a page that may still be there."""
+    """The model of the entry's target, if it may have a page."""
     if not is_uuid(entry.target) or entry.action == "delete_session":
         return None
     return "session" if entry.action == "read_chat" else "run"

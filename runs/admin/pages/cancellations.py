@@ -1,4 +1,4 @@
-"""Cancellations: who asked for them, why, how long they took and how they settled."""
+"""Cancellations: who asked for them and why, how long they took, and their outcome."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
-from runs.admin.lists import filters
-from runs.admin.wording import NOTHING, ago, badge, between, clock, link, short
+from runs.admin.formatting import NOTHING, ago, badge, between, clock, link, short
+from runs.admin.lists import filter_kinds, filters, search
 from runs.models import Cancellation
 
 
@@ -22,8 +22,8 @@ class CancellationAdmin(ConsoleAdmin):
         "identifier", "run_link", "status", "source", "who", "reason", "accepted", "latency", "given_up",
     )  # fmt: skip
     list_filter = (
-        filters.since("accepted_at"),
-        filters.until("accepted_at"),
+        filter_kinds.since("accepted_at"),
+        filter_kinds.until("accepted_at"),
         filters.Outcome,
         filters.Source,
         filters.Escalated,
@@ -32,7 +32,7 @@ class CancellationAdmin(ConsoleAdmin):
     ordering = ("-accepted_at", "-id")
     search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or who asked"
-    page_template = "admin/runs/cancellation/page.html"
+    page_template = "admin/pages/cancellation.html"
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Cancellation]:
         took = ExpressionWrapper(F("settled_at") - F("accepted_at"), output_field=DurationField())
@@ -48,7 +48,7 @@ class CancellationAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("run", "session", "id", text=term):
+        if by_id := search.beginning("run", "session", "id", text=term):
             return queryset.filter(by_id), False
         return queryset.filter(requested_by__username=term), False
 

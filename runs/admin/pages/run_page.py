@@ -1,6 +1,5 @@
-"""What the page of one run shows. All of it is bounded, whatever the run has done."""
+"""What the page of one run shows. Each part is bounded."""
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,26 +13,38 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin.actions.actions import buttons_for
+from runs.admin.actions.confirmation import buttons_for
 from runs.admin.base import actor_of
-from runs.admin.lists import stuck
+from runs.admin.formatting import (
+    NOTHING,
+    SHOWN,
+    badge,
+    between,
+    clock,
+    clock_ms,
+    cut,
+    link,
+    number,
+    pretty,
+    readable,
+    short,
+    span,
+)
+from runs.admin.lists import attention
 from runs.admin.pages import timeline
-from runs.admin.wording import NOTHING, badge, between, clock, link, number, short, span
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
-from runs.reading import inspection
 from runs.states import ACTIVE, Effect, Resolution, RunStatus
 from runs.wire import statistics
 
 EVENTS = 50  # on a page of the log
-_SHOWN = 4000  # characters of one event, argument or result
 _CALLS = 200
 _MESSAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Logged:
-    """A line of the event log."""
+    """An event as the page shows it."""
 
     seq: int
     type: str
@@ -43,7 +54,7 @@ class Logged:
 
 
 def live(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """All that changes while the run lives."""
+    """What changes while the run is active."""
     now = timezone.now()
     reads = operators.may_read(actor_of(request), run.session.owner_id)
     cancellations = list(
@@ -61,7 +72,7 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
         "facts": _facts(run, now),
         "place": _place(request, run),
         "successor": _successor(run),
-        "worker_state": badge(stuck.state_of(run.worker)) if run.worker else None,
+        "worker_state": badge(attention.state_of(run.worker)) if run.worker else None,
         "worker_beat": between(run.worker.heartbeat_at, now) if run.worker else None,
         "numbers": _numbers(run, now),
         "words": _words(run) if reads else [],
@@ -77,7 +88,9 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 
 def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
-    """The checkpoint of the run's session as the graph has it."""
+    """The messages in the checkpoint of the run's session."""
+    from runs.reading import inspection
+
     reads = operators.may_read(actor_of(request), run.session.owner_id)
     try:
         found = async_to_sync(inspection.inspect)(run.session)
@@ -97,11 +110,11 @@ def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 def _signs(run: Run, calls: list[ToolCall], now: datetime) -> list[str]:
     unknown = any(call.effect == Effect.UNKNOWN for call in calls)
-    return stuck.signs([run], now)[run.id] + (["effect unknown"] if unknown else [])
+    return attention.signs([run], now)[run.id] + (["effect unknown"] if unknown else [])
 
 
 def _place(request: HttpRequest, run: Run) -> str | SafeString:
-    """Why a run that no worker has in hand is where it is."""
+    """Why no worker executes this run now."""
     if run.status != RunStatus.QUEUED:
         return "The worker that executed it is not there any more." if run.claim else "No worker took it."
     ahead = predicates.ahead_of_queues([run.session_id]).get(run.session_id)
@@ -140,17 +153,17 @@ def _facts(run: Run, now: datetime) -> list[tuple[str, str | SafeString]]:
 
 
 def _numbers(run: Run, now: datetime) -> list[tuple[str, str]]:
-    told = statistics.of_run(run)
-    estimated = told["tokens_estimated"]
-    first, executed = told["first_token_ms"], told["duration_ms"] / 1000
-    if run.claimed_at is not None:  # what goes on is counted when it pauses
+    counted = statistics.of_run(run)
+    estimated = counted["tokens_estimated"]
+    first, executed = counted["first_token_ms"], counted["duration_ms"] / 1000
+    if run.claimed_at is not None:  # the statistics do not have the current claim yet
         executed += max((now - run.claimed_at).total_seconds(), 0)
     return [
-        ("Messages", number(told["message_count"])),
-        ("LLM calls", number(told["llm_calls"])),
-        ("Tool calls", number(told["tool_calls"])),
-        ("Tokens in", number(told["input_tokens"], estimated=estimated)),
-        ("Tokens out", number(told["output_tokens"], estimated=estimated)),
+        ("Messages", number(counted["message_count"])),
+        ("LLM calls", number(counted["llm_calls"])),
+        ("Tool calls", number(counted["tool_calls"])),
+        ("Tokens in", number(counted["input_tokens"], estimated=estimated)),
+        ("Tokens out", number(counted["output_tokens"], estimated=estimated)),
         ("First token after", span(first / 1000) if first is not None else NOTHING),
         ("Executed for", span(executed)),
     ]
@@ -203,9 +216,9 @@ def _log(request: HttpRequest, run: Run, *, reads: bool) -> dict[str, Any]:
     asked = request.GET.get("before", "")
     before = min(int(asked), run.last_seq + 1) if asked.isdecimal() and len(asked) < 10 else None
     events = RunEvent.objects.filter(run=run, seq__lt=before or run.last_seq + 1)
-    # What is long stays where it is, but for its beginning.
+    # Only the beginning of long data is read.
     rows = events.annotate(text=Cast("data", TextField()))
-    rows = rows.annotate(size=Length("text"), begin=Substr("text", 1, _SHOWN))
+    rows = rows.annotate(size=Length("text"), begin=Substr("text", 1, SHOWN))
     page = list(rows.order_by("-seq").values_list("seq", "type", "at", "size", "begin")[:EVENTS])
     return {
         "events": [
@@ -216,28 +229,3 @@ def _log(request: HttpRequest, run: Run, *, reads: bool) -> dict[str, Any]:
         "newer": before + EVENTS if before is not None and before <= run.last_seq else None,
         "before": before,
     }
-
-
-def clock_ms(at: datetime) -> str:
-    """A time of day to the millisecond."""
-    local = timezone.localtime(at)
-    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03}"
-
-
-def readable(text: str) -> str:
-    """JSON as the database has it, with its letters instead of their escapes."""
-    try:
-        return json.dumps(json.loads(text), ensure_ascii=False)
-    except ValueError:
-        return text
-
-
-def pretty(value: Any) -> str:
-    """JSON for reading; a text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
-
-
-def cut(text: str, whole: int | None = None) -> str:
-    """The beginning of a long text, and how much is missing of its length, which is ``whole`` if given."""
-    missing = (len(text) if whole is None else whole) - _SHOWN
-    return text if missing <= 0 else f"{text[:_SHOWN]}\n… and {missing:,} characters more"

@@ -1,4 +1,4 @@
-"""Runs: the list that shows what hangs first, a run's page, and what can be done about it."""
+"""Runs: the list, with those that need attention first, the page of a run, and the commands."""
 
 from typing import Any
 from uuid import UUID
@@ -16,21 +16,21 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin.actions.actions import actions_for, report_of
+from runs.admin.actions.confirmation import actions_for, report_of
 from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
-from runs.admin.lists import filters, searching, stuck
-from runs.admin.lists.paging import BoundedPaginator, HangingFirstPaginator
+from runs.admin.formatting import NOTHING, ago, badge, link, number, session_name, short, tokens
+from runs.admin.lists import attention, filter_kinds, filters, search
+from runs.admin.lists.paging import AttentionFirstPaginator, BoundedPaginator
 from runs.admin.pages import run_page
-from runs.admin.wording import NOTHING, ago, badge, link, number, session_name, short, tokens
 from runs.models import Run
 
-# What the list does not show, and what may be long.
+# Fields that may be long, and that the list does not show.
 _LEFT_OUT = ("input", "questions", "answers", "error_message", "stream_modes", "request_digest")
 
 
 @admin.register(Run)
 class RunAdmin(ConsoleAdmin):
-    """Runs of everybody's."""
+    """The runs of all users."""
 
     list_display = (
         "identifier", "state", "age", "last_event", "spent", "owner", "session_link", "worker_link", "agent",
@@ -42,7 +42,7 @@ class RunAdmin(ConsoleAdmin):
         filters.OfSession,
         filters.OfWorker,
         filters.Age,
-        filters.until("created_at"),
+        filter_kinds.until("created_at"),
         filters.LastEvent,
         filters.Agent,
         filters.Decision,
@@ -52,10 +52,10 @@ class RunAdmin(ConsoleAdmin):
     ordering = ("-created_at", "-id")
     search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, owner, title"
-    page_template = "admin/runs/run/page.html"
+    page_template = "admin/pages/run.html"
 
     class Media:
-        js = [Script("admin/runs/live.js", type="module")]
+        js = [Script("admin/pages/run.js", type="module")]
 
     # The list
 
@@ -63,7 +63,7 @@ class RunAdmin(ConsoleAdmin):
         return super().get_queryset(request).defer(*_LEFT_OUT).annotate(tokens=filters.TOKENS)
 
     def prepare(self, request: HttpRequest, rows: Any) -> None:
-        signs = stuck.signs(rows, timezone.now())
+        signs = attention.signs(rows, timezone.now())
         for run in rows:
             run.signs = signs[run.id]
             run.reader = actor_of(request)
@@ -73,7 +73,7 @@ class RunAdmin(ConsoleAdmin):
         self, request: HttpRequest, queryset: QuerySet[Run], per_page: int, **options: Any
     ) -> Paginator:
         is_in_order = queryset.model is Run and "o" not in request.GET
-        paginator = HangingFirstPaginator if is_in_order else BoundedPaginator
+        paginator = AttentionFirstPaginator if is_in_order else BoundedPaginator
         return paginator(queryset, per_page)
 
     def get_search_results(
@@ -82,9 +82,9 @@ class RunAdmin(ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("id", "session", text=term):
+        if by_id := search.beginning("id", "session", text=term):
             return queryset.filter(by_id), False
-        sessions = searching.sessions_found(request, actor_of(request), term)
+        sessions = search.sessions_found(request, actor_of(request), term)
         return queryset.filter(session__in=sessions), False
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
@@ -149,24 +149,24 @@ class RunAdmin(ConsoleAdmin):
         }
 
     def live_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
-        """What changes while the run lives, for the script that puts it in the page."""
+        """The part of the page that changes while the run is active. Its script asks for it."""
         run = self._viewed(request, run_id)
-        return render(request, "admin/runs/run/live.html", run_page.live(request, run))
+        return render(request, "admin/pages/run_live.html", run_page.live(request, run))
 
     def checkpoint_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
-        """The checkpoint again, for the same script."""
+        """The checkpoint, for the same script."""
         run = self._viewed(request, run_id)
-        return render(request, "admin/runs/run/checkpoint.html", run_page.checkpoint(request, run))
+        return render(request, "admin/pages/run_checkpoint.html", run_page.checkpoint(request, run))
 
     def report_view(self, request: HttpRequest) -> HttpResponse:
-        """What became of the last command that was given to several runs."""
+        """The report of the last command to several runs."""
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
             raise PermissionDenied
         report = report_of(request)
         if report is None:
             return redirect("admin:runs_run_changelist")
         title = f"{report['command'].label}: report"
-        return self.render(request, "admin/runs/report.html", title=title, **report)
+        return self.render(request, "admin/actions/report.html", title=title, **report)
 
     def delete_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -178,7 +178,7 @@ class RunAdmin(ConsoleAdmin):
         if found is None:
             raise Http404
         title = "A run is not deleted by itself"
-        answer = self.render(request, "admin/runs/run/delete.html", found, title=title)
+        answer = self.render(request, "admin/pages/run_delete.html", found, title=title)
         answer.status_code = 200 if request.method in ("GET", "HEAD") else 403
         return answer
 

@@ -1,4 +1,4 @@
-"""Sessions: whose they are, what they cost, and what was said in them, for those who may read it."""
+"""Sessions: their owner, their statistics, and their history for those who may read it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,23 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from runs import operators
-from runs.admin.actions.deleting import DeletesThroughEngine
+from runs.admin.actions.deletion import DeletesThroughEngine
 from runs.admin.base import ConsoleAdmin, actor_of, allowed, is_uuid
-from runs.admin.lists import filters, searching
-from runs.admin.pages.run_page import cut, pretty
-from runs.admin.wording import NOTHING, ago, badge, clock, count, number, session_name, short, span, tokens
+from runs.admin.formatting import (
+    NOTHING,
+    ago,
+    badge,
+    clock,
+    count,
+    cut,
+    number,
+    pretty,
+    session_name,
+    short,
+    span,
+    tokens,
+)
+from runs.admin.lists import filter_kinds, filters, search
 from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
@@ -27,7 +39,7 @@ _MESSAGES = 50
 
 @admin.register(Session)
 class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
-    """Sessions of everybody's."""
+    """The sessions of all users."""
 
     list_display = (
         "identifier",
@@ -42,15 +54,15 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
     list_filter = (
         filters.SessionState,
         filters.SessionOwner,
-        filters.since("updated_at"),
-        filters.until("updated_at"),
+        filter_kinds.since("updated_at"),
+        filter_kinds.until("updated_at"),
         filters.Agent,
     )
     list_select_related = ("owner",)
     ordering = ("-updated_at", "-id")
     search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a session or the beginning of one, owner, title"
-    page_template = "admin/runs/session/page.html"
+    page_template = "admin/pages/session.html"
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return allowed(request, "delete_session")
@@ -68,9 +80,9 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        if by_id := filters.beginning("id", text=term):
+        if by_id := search.beginning("id", text=term):
             return queryset.filter(by_id), False
-        return queryset.filter(id__in=searching.sessions_found(request, actor_of(request), term)), False
+        return queryset.filter(id__in=search.sessions_found(request, actor_of(request), term)), False
 
     @admin.display(description="session", ordering="id")
     def identifier(self, session: Session) -> str:
@@ -144,15 +156,15 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
             .annotate(runs=Count("id"), active=Count("id", filter=Q(status__in=ACTIVE)))
         )
         counted = {row["session"]: row for row in rows}
-        told = []
+        rows_of_page = []
         for session in chosen:
             row = counted.get(session.id, {"runs": 0, "active": 0})
             runs, active = count(row["runs"], "run"), count(row["active"], "active run")
             words = f"of {session.owner.get_username()}, {runs} with logs and checkpoints."
             if row["active"]:
                 words += f" Cancelled first: {active}."
-            told.append((session, str(session.id), words))
-        return told
+            rows_of_page.append((session, str(session.id), words))
+        return rows_of_page
 
 
 def _line(run: Run) -> dict[str, Any]:
@@ -181,7 +193,7 @@ def _numbers(numbers: contract.SessionStatistics) -> list[tuple[str, str]]:
 
 
 def _history(request: HttpRequest, session: Session) -> dict[str, Any]:
-    """The end of the history, or what comes before ``?before=<message>``."""
+    """The end of the history, or the part before ``?before=<message>``."""
     before = request.GET.get("before") or None
     try:
         read = async_to_sync(operators.history)(

@@ -1,7 +1,7 @@
-"""What a run spent its time on, from its log: queueing, LLM calls, tools, waits, cancels.
+"""The timeline of a run, from its log: queueing, LLM calls, tool calls, waits and cancels.
 
-Each is a bar on one common scale and the same as numbers. The times are those of the log, so an LLM call
-begins with its first words: how long they took to come is the gap before it.
+Each is a bar on a common scale, with its numbers. An LLM call begins with its first words, because the log
+does not have its request; the gap before the bar is the time until the first words.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from django.db.models.fields.json import KT
 
-from runs.admin.wording import span
+from runs.admin.formatting import span
 from runs.log.transcript import note_id
 from runs.models import Cancellation, Run, RunEvent
 from runs.states import TERMINAL, EventType, RunStatus
 
-# Events that are looked at, which is some hundred bars.
+# So many events are read, which make some hundred bars.
 LIMIT = 600
 # Width of the picture in its own units.
 WIDTH = 1000
-# A run that is silent for this many seconds gets a bar for its silence.
+# A running run without an event for so many seconds gets a bar for its silence.
 _SILENCE = 5.0
 
 _BOUNDS = (
@@ -42,7 +42,7 @@ _TOOL_ENDS = {
 
 
 class Bound(NamedTuple):
-    """What is read of an event."""
+    """An event that begins or ends something."""
 
     type: str
     at: datetime
@@ -83,7 +83,7 @@ class Timeline:
 
     bars: list[Bar]
     marks: list[tuple[float, str]]  # x of WIDTH, and the time there
-    is_cut: bool  # there was more than is looked at
+    is_cut: bool  # there are more events than are read
 
 
 def of(run: Run, cancellations: Sequence[Cancellation], now: datetime) -> Timeline:
@@ -158,7 +158,7 @@ def draw(
     bars = []
     for one in stretches:
         left, right = x(one.start), x(one.end or end)
-        width = max(right - left, 3)  # what took no time is seen all the same
+        width = max(right - left, 3)  # also the shortest is visible
         bars.append(
             Bar(
                 one.kind,

@@ -1,4 +1,4 @@
-"""Workers: the processes that execute runs, and how they are."""
+"""Workers: the processes that execute runs, and their state."""
 
 from datetime import datetime
 from typing import Any
@@ -9,8 +9,8 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from runs.admin.base import ConsoleAdmin, is_uuid
-from runs.admin.lists import stuck
-from runs.admin.wording import ago, badge, clock, short
+from runs.admin.formatting import ago, badge, clock, short
+from runs.admin.lists import attention
 from runs.models import Run, Worker
 from runs.states import RunStatus
 
@@ -26,7 +26,7 @@ class WorkerAdmin(ConsoleAdmin):
     )  # fmt: skip
     ordering = ("heartbeat_at", "id")  # what is silent first
     search_fields = ("host",)
-    page_template = "admin/runs/worker/page.html"
+    page_template = "admin/pages/worker.html"
 
     @admin.display(description="host and process", ordering="host")
     def process(self, worker: Worker) -> str:
@@ -34,7 +34,7 @@ class WorkerAdmin(ConsoleAdmin):
 
     @admin.display(description="state")
     def state(self, worker: Worker) -> SafeString:
-        return badge(stuck.state_of(worker))
+        return badge(attention.state_of(worker))
 
     @admin.display(description="last heartbeat", ordering="heartbeat_at")
     def heartbeat(self, worker: Worker) -> str | SafeString:
@@ -63,10 +63,10 @@ class WorkerAdmin(ConsoleAdmin):
             "session__owner", "worker"
         )
         page = list(runs.defer("input", "questions", "answers").order_by("last_event_at")[: _RUNS + 1])
-        signs = stuck.signs(page, now)
+        signs = attention.signs(page, now)
         return {
             "title": f"Worker {found}",
-            "state": badge(stuck.state_of(found)),
+            "state": badge(attention.state_of(found)),
             "facts": [
                 ("Host", found.host),
                 ("Process", str(found.pid)),

@@ -25,7 +25,7 @@ from chat.api.urls import urlpatterns
 from runs import errors
 from runs.errors import EngineError
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import endings
 from runs.models import Run, RunEvent
 from runs.states import EventType, InterruptReason, RunStatus
 from tests.chat.api.programs import Program, a_run, open_session
@@ -243,7 +243,7 @@ class TestWhatRunsSay:
         lost = await turn(Round(text("Before "), Hold("middle")), until="running")
         await model.script.gate("middle").reached()
         worker = (await Run.objects.aget(id=lost)).worker_id
-        await in_thread(transitions.interrupt, UUID(lost), worker, InterruptReason.WORKER_LOST)
+        await in_thread(endings.interrupt, UUID(lost), worker, InterruptReason.WORKER_LOST)
 
         seen = set()
         async for run in Run.objects.filter(session=session):

@@ -9,6 +9,7 @@ from runs import operations, process
 from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, Session
 from runs.states import RunStatus
+from tests.chance import TRIES, timing
 from tests.chat.live import eventually
 from tests.chat.openai.completions import (
     body,
@@ -23,7 +24,6 @@ from tests.chat.openai.completions import (
 from tests.fakes import Failure, Round, say, text
 from tests.fakes import call as tool_call
 from tests.provider import Usage, spelled
-from tests.races import TRIES, timing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

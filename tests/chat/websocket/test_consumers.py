@@ -16,7 +16,7 @@ from chat.access import logins, open_connections, tokens
 from chat.websocket import base_consumer, frames, routing
 from runs import operations, process
 from runs.foundation.database import in_thread
-from runs.live import cancel_outcome, follow
+from runs.live import follow
 from runs.live.follow import Event, SessionChanged, SummaryChanged
 from runs.models import Run
 from tests.chat.live import PATIENT, Socket, bearer, call, eventually, socket
@@ -592,12 +592,12 @@ class TestEnds:
             caplog.clear()
             if where == "following":
                 monkeypatch.setattr(follow, "_read_session", unavailable)
-                next(iter(process.current.hub._sessions[UUID(session)])).expect_loss()
+                next(iter(process.current.hub._sessions[UUID(session)])).suspect_loss()
             elif where == "a command":
                 monkeypatch.setattr(operations, "cancel_session", unavailable)
                 await client.say("agent.cancel", session_id=session)
             else:
-                monkeypatch.setattr(cancel_outcome, "_read", unavailable)
+                monkeypatch.setattr(follow, "_cancellation", unavailable)
                 await client.say("agent.cancel", session_id=session)
             assert await client.closed() == 1013
         assert open_connections.count()[open_connections.Kind.SOCKET] == 0

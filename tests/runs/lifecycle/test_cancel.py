@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from runs import operations
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import questions
 from runs.models import Cancellation, RunEvent, Session, ToolCall
 from runs.worker import graph_input
 from tests.fakes import (
@@ -254,7 +254,7 @@ async def test_a_tool_that_ends_while_its_run_is_being_ended_is_no_straggler(
     await ending.wait()
 
     release.set()
-    while execution.token.work.stragglers():
+    while execution.token.activity.stragglers():
         time.sleep(0.01)  # noqa: ASYNC251 (the loop hears of the result when the thread is gone)
     go_on.set()
 
@@ -596,13 +596,13 @@ async def test_cancel_against_the_natural_end_gives_one_ending(stage):
 async def test_a_cancel_before_a_question_leaves_the_same_words_everywhere(stage, monkeypatch):
     """It is accepted when the graph has asked, and before that is written."""
     stage.script.add(call("ask", question="Go?"))
-    wait = transitions.wait
+    wait = questions.wait
 
     def be_cancelled_first(run_id, *of):
         operations.cancel_run(stage.owner, run_id)
         return wait(run_id, *of)
 
-    monkeypatch.setattr(transitions, "wait", be_cancelled_first)
+    monkeypatch.setattr(questions, "wait", be_cancelled_first)
     run_id = await stage.start()
     ended = await terminal(run_id)
 

@@ -14,32 +14,16 @@ from django.utils import timezone
 from runs import operations, statements
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
 from runs.foundation.values import lookup_key
-from runs.lifecycle import admission, liveness, transitions
-from runs.lifecycle.transitions import Error, Result
+from runs.lifecycle import admission, cancelling, endings, liveness, locks, questions, queue, titles
+from runs.lifecycle.endings import Failure
+from runs.lifecycle.status import Outcome
 from runs.live import notices
-from runs.log import events
+from runs.log import events, tool_calls
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
 from runs.recovery import sweep
 from runs.states import CancelOutcome, Effect, ErrorCode, InterruptReason, RunStatus
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def session(alice):
-    return Session.objects.create(owner=alice, agent="assistant")
-
-
-@pytest.fixture
-def worker(db):
-    from runs.lifecycle import liveness
-
-    host, boot = liveness.this_host()
-    import os
-
-    pid = os.getpid()
-    started = liveness.process_started(pid)
-    return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
 
 
 # What closes a turn that ended without an answer and without its execution.
@@ -85,16 +69,16 @@ def test_enqueue_keeps_the_order_of_arrival(alice, session, worker):
     runs = [admission.admit(session.id, alice, turn(str(n), multitask="enqueue")) for n in range(3)]
 
     for expected in runs:
-        claimed = transitions.claim(session.id, worker.id)
+        claimed = queue.claim(session.id, worker.id)
         assert claimed.id == expected.id
-        assert transitions.claim(session.id, worker.id) is None
-        assert transitions.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Result.DONE
+        assert queue.claim(session.id, worker.id) is None
+        assert endings.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Outcome.DONE
     assert [run.position for run in Run.objects.order_by("line")] == [1, 2, 3]
 
 
 def test_interrupt_supersedes_what_is_active_and_spares_the_new_turn(alice, session, worker):
     old = admission.admit(session.id, alice, turn("old"))
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     waiting = admission.admit(session.id, alice, turn("waiting", multitask="enqueue"))
     new = admission.admit(session.id, alice, turn("new", multitask="interrupt"))
 
@@ -108,7 +92,7 @@ def test_interrupt_supersedes_what_is_active_and_spares_the_new_turn(alice, sess
 
 def test_the_database_refuses_two_occupying_runs(alice, session, worker):
     admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     second = admission.admit(session.id, alice, turn(multitask="enqueue"))
 
     with pytest.raises(IntegrityError), transaction.atomic():
@@ -130,8 +114,8 @@ def test_cancel_of_a_queued_run_ends_it_at_once(alice, session):
 
 def test_a_question_of_a_cancelled_run_can_no_longer_be_answered(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
-    transitions.wait(run.id, claimed.claim, [{"id": "q", "value": "Really?"}])
+    claimed = queue.claim(session.id, worker.id)
+    questions.wait(run.id, claimed.claim, [{"id": "q", "value": "Really?"}])
 
     operations.cancel_run(alice, run.id)
 
@@ -143,7 +127,7 @@ def test_a_question_of_a_cancelled_run_can_no_longer_be_answered(alice, session,
 
 def test_a_queued_run_ends_while_anothers_cancel_is_pending(alice, session, worker):
     admission.admit(session.id, alice, turn())
-    running = transitions.claim(session.id, worker.id)
+    running = queue.claim(session.id, worker.id)
     queued = admission.admit(session.id, alice, turn(multitask="enqueue"))
     operations.cancel_run(alice, running.id)
     before = Session.objects.get().cancellation_revision
@@ -158,8 +142,8 @@ def test_a_queued_run_ends_while_anothers_cancel_is_pending(alice, session, work
 
 def test_cancel_of_what_has_ended_is_a_success_that_changes_nothing(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
-    transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED)
+    claimed = queue.claim(session.id, worker.id)
+    endings.finish(run.id, claimed.claim, RunStatus.COMPLETED)
     log = types(run)
 
     for answer in (operations.cancel_run(alice, run.id), operations.cancel_session(alice, session.id)):
@@ -178,21 +162,21 @@ def test_cancel_of_a_cancelled_run_answers_with_its_own_cancellation(alice, sess
 
 def test_an_accepted_cancel_wins_over_every_other_ending(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
+    claimed = queue.claim(session.id, worker.id)
     operations.cancel_run(alice, run.id)
 
-    error = Error(ErrorCode.PROVIDER, "broke")
-    assert transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.CANCEL_FIRST
-    assert transitions.finish(run.id, claimed.claim, RunStatus.FAILED, error=error) is Result.CANCEL_FIRST
-    assert transitions.wait(run.id, claimed.claim, []) is Result.CANCEL_FIRST
+    error = Failure(ErrorCode.PROVIDER, "broke")
+    assert endings.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Outcome.CANCEL_FIRST
+    assert endings.finish(run.id, claimed.claim, RunStatus.FAILED, error=error) is Outcome.CANCEL_FIRST
+    assert questions.wait(run.id, claimed.claim, []) is Outcome.CANCEL_FIRST
     assert types(run) == ["run.queued", "run.started"]
-    assert transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED) is Result.DONE
+    assert endings.finish(run.id, claimed.claim, RunStatus.CANCELLED) is Outcome.DONE
     assert Cancellation.objects.get().outcome == CancelOutcome.CANCELLED
 
 
 def test_the_revision_grows_by_one_per_change(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
+    claimed = queue.claim(session.id, worker.id)
 
     def shown():
         snapshot = operations.session_snapshot(alice, session.id)
@@ -202,14 +186,14 @@ def test_the_revision_grows_by_one_per_change(alice, session, worker):
     operations.cancel_run(alice, run.id)
     operations.cancel_run(alice, run.id)
     assert shown() == (True, 1)
-    transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+    endings.finish(run.id, claimed.claim, RunStatus.CANCELLED)
     assert shown() == (False, 2)
 
 
 def test_an_overdue_cancel_times_out_and_can_be_tried_again(alice, session, worker, settings):
     settings.RUNS_CANCEL_TIMEOUT = 0
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id)
     Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
 
@@ -229,12 +213,12 @@ def test_a_cancel_that_timed_out_and_is_carried_out_all_the_same_is_told_as_that
     """Who tries it again, as the time-out says, would hear of the time-out for ever."""
     settings.RUNS_CANCEL_TIMEOUT = 0
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
+    claimed = queue.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id, reason="Enough.")
     Cancellation.objects.update(accepted_at=timezone.now() - timezone.timedelta(seconds=1))
     sweep.sweep(worker.id)
 
-    transitions.finish(run.id, claimed.claim, RunStatus.CANCELLED)
+    endings.finish(run.id, claimed.claim, RunStatus.CANCELLED)
 
     told = RunEvent.objects.get(run=run, type="run.cancelled").data["cancellation"]
     assert (told["outcome"], told["reason"], told["requested_by"]) == (
@@ -250,7 +234,7 @@ def test_a_cancel_that_timed_out_and_is_carried_out_all_the_same_is_told_as_that
 
 def test_cancel_of_a_run_whose_worker_is_gone_is_reconciled_at_once(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
     answer = operations.cancel_run(alice, run.id)
@@ -266,7 +250,7 @@ def test_a_worker_that_was_taken_for_dead_is_told_that_its_run_was_cancelled(
 ):
     """It may live all the same, and what is cancelled must not go on until its next heartbeat."""
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     monkeypatch.setattr(liveness, "is_dead", lambda worker: True)
     monkeypatch.setattr(notices, "stop_execution", told := Mock())
 
@@ -279,7 +263,7 @@ def test_a_worker_that_was_taken_for_dead_is_told_that_its_run_was_cancelled(
 
 def test_a_second_cancel_finds_that_the_worker_has_died_since(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     first = operations.cancel_run(alice, run.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
@@ -290,7 +274,7 @@ def test_a_second_cancel_finds_that_the_worker_has_died_since(alice, session, wo
 
 def test_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(alice, bob, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
 
     messages = set()
     for attempt in (
@@ -310,12 +294,12 @@ def test_a_foreign_and_an_unknown_id_are_the_same_and_record_nothing(alice, bob,
 
 def test_force_cancel_ends_the_run_first_and_fences_the_execution(alice, olivia, session, worker):
     run = admission.admit(session.id, alice, turn())
-    claimed = transitions.claim(session.id, worker.id)
+    claimed = queue.claim(session.id, worker.id)
 
     answer = operations.force_cancel(olivia, run.id, "It hangs.")
 
     assert (answer["outcome"], answer["escalated"], answer["source"]) == ("reconciled", True, "operator")
-    assert transitions.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Result.FENCED
+    assert endings.finish(run.id, claimed.claim, RunStatus.COMPLETED) is Outcome.FENCED
     assert types(run) == ["run.queued", "run.started", *NOTE, "run.cancelled"]
 
 
@@ -328,7 +312,7 @@ def test_force_cancel_needs_the_permission(alice, session):
 
 def test_a_dead_workers_run_is_reclaimed_once_and_a_fresh_one_never(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
 
     assert sweep.sweep(uuid4()).runs_interrupted == 0
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
@@ -341,7 +325,7 @@ def test_a_dead_workers_run_is_reclaimed_once_and_a_fresh_one_never(alice, sessi
 
 def test_a_reclaimed_run_with_an_accepted_cancel_becomes_cancelled(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     operations.cancel_run(alice, run.id)
     Worker.objects.update(pid=2**22 + 1, pid_started="1")
 
@@ -354,59 +338,59 @@ def test_a_reclaimed_run_with_an_accepted_cancel_becomes_cancelled(alice, sessio
 
 def test_the_queue_waits_behind_an_interrupted_run_until_somebody_decides(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     behind = admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
-    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
-    assert transitions.claim(session.id, worker.id) is None
+    assert queue.claim(session.id, worker.id) is None
     operations.dismiss(alice, run.id)
-    assert transitions.claim(session.id, worker.id).id == behind.id
+    assert queue.claim(session.id, worker.id).id == behind.id
 
 
-def test_resume_goes_to_the_head_of_the_line(alice, session, worker):
+def test_resume_goes_to_the_head_of_the_queue(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
-    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
     resumed = operations.resume(alice, run.id)
 
     assert resumed["resumes"] == str(run.id)
-    assert str(transitions.claim(session.id, worker.id).id) == resumed["id"]
+    assert str(queue.claim(session.id, worker.id).id) == resumed["id"]
     with pytest.raises(NotInterrupted):
         operations.resume(alice, run.id)
 
 
 def test_a_new_message_dismisses_an_interrupted_run(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
-    transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+    queue.claim(session.id, worker.id)
+    endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
 
     new = admission.admit(session.id, alice, turn("go on"))
 
     run.refresh_from_db()
     assert run.resolution == "dismissed"
-    assert transitions.claim(session.id, worker.id).id == new.id
+    assert queue.claim(session.id, worker.id).id == new.id
 
 
 @pytest.mark.parametrize("end", ["interrupted", "cancelled", "forced", "left"])
 def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, end):
     """Of a lost run the last moments may be missing in the log, so what it asked for may have begun."""
     run = admission.admit(session.id, alice, turn())
-    claim = transitions.claim(session.id, worker.id).claim
+    claim = queue.claim(session.id, worker.id).claim
     ToolCall.objects.create(run=run, call_id="started", name="a", started_at=timezone.now())
     ToolCall.objects.create(run=run, call_id="asked", name="b")
     by = {"source": "user", "reason": "", "requested_by": alice}
 
     if end == "interrupted":
-        transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+        endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "cancelled":
-        transitions.request_cancel(run.id, **by)
-        transitions.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
+        cancelling.request_cancel(run.id, **by)
+        endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "forced":
-        transitions.force_cancel(run.id, **by)
+        cancelling.force_cancel(run.id, **by)
     else:
-        transitions.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
+        endings.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
 
     run.refresh_from_db()
     asked = "none" if end == "left" else "unknown"
@@ -421,22 +405,24 @@ def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, e
 def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice, session, worker):
     """Some gateways put hundreds of characters into them. Results are matched by them."""
     run = admission.admit(session.id, alice, turn())
-    transitions.claim(session.id, worker.id)
+    queue.claim(session.id, worker.id)
     told, open_ = (f"call_{'x' * 5000}{number}" for number in range(2))
     message = f"msg_{'y' * 5000}"
     asked = [{"id": call, "name": "pay", "args": {}} for call in (told, open_)]
     started = {"message": message, "name": "pay", "args": {}, "node": "tools", "namespace": []}
     said = {"message": message, "role": "assistant", "text": "", "usage": None, "status": "complete"}
-    with transitions.locked_run(run.id) as (_, locked):
+    with locks.locked_run(run.id) as (_, locked):
         log = [
             ("message.completed", said | {"tool_calls": asked}),
             *(("tool.started", started | {"tool_call": call["id"]}) for call in asked),
             ("tool.completed", {"tool_call": told, "result": "paid", "duration_ms": 1}),
         ]
-        events.record(locked, log)
-        locked.save_changes()
+        now = timezone.now()
+        events.count(locked, log, now)
+        locked.write()
+        events.record(locked, log, now)
 
-    transitions.force_cancel(run.id, source="user", reason="", requested_by=alice)
+    cancelling.force_cancel(run.id, source="user", reason="", requested_by=alice)
 
     log = RunEvent.objects.filter(run=run, type__in=("tool.completed", "tool.cancelled"))
     assert [(event.type, event.data["tool_call"]) for event in log.order_by("seq")] == [
@@ -448,7 +434,7 @@ def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice,
     assert {len(row.call_id) for row in rows.values()} == {len(row.message_id) for row in rows.values()}
     assert len(rows[told].call_id) == 200
 
-    transitions.straggler_ended(run.id, open_, Effect.DONE)
+    tool_calls.straggler_ended(run.id, open_, Effect.DONE)
     rows[open_].refresh_from_db()
     assert rows[open_].effect == "done"
 
@@ -476,13 +462,13 @@ def test_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, sessi
     assert session.title == "What is the capital of France?"
 
     operations.rename_session(alice, session.id, "Mine")
-    transitions.rename(session.id, "Generated", "generated")
+    titles.rename(session.id, "Generated", "generated")
     session.refresh_from_db()
     assert session.title == "Mine"
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
-@pytest.mark.parametrize("asked", [statements.open_runs, statements.order_of_open_runs])
+@pytest.mark.parametrize("asked", [statements.open_runs, statements.claimable_runs])
 def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
     with CaptureQueriesContext(connection) as queries:
         asked(session.id)
@@ -490,4 +476,7 @@ def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session,
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
         plan = [row[3] for row in cursor.fetchall()]
-    assert plan == ["SEARCH runs_run USING INDEX run_queue (session_id=? AND status=?)"]
+    looked_at = [step for step in plan if step.startswith(("SEARCH", "SCAN"))]
+    assert looked_at
+    for step in looked_at:
+        assert step.endswith("USING INDEX run_queue (session_id=? AND status=?)"), plan

@@ -11,7 +11,7 @@ from channels.layers import get_channel_layer
 from runs import operations, process
 from runs.errors import NotFound
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import titles
 from runs.live import hub
 from runs.live.follow import Event, SessionChanged, SessionDeleted
 from runs.states import TitleSource
@@ -193,11 +193,11 @@ async def test_a_follower_that_does_not_read_still_hears_how_its_session_has_cha
     session_id = UUID(stage.session)
     async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
         await anext(items)
-        [feed] = process.current.hub._sessions[session_id]
+        [mailbox] = process.current.hub._sessions[session_id]
         await in_thread(operations.rename_session, stage.owner, session_id, "Plans")
-        await until(lambda: feed._messages)
-        for _ in range(3 * hub._FEED_LIMIT):
-            feed.put(EVENTS)
+        await until(lambda: mailbox._messages)
+        for _ in range(3 * hub._MAILBOX_LIMIT):
+            mailbox.put(EVENTS)
         async with asyncio.timeout(20 * PATIENCE):
             assert (await anext(items)).session["title"] == "Plans"
 
@@ -207,28 +207,28 @@ async def test_a_mailbox_that_overflows_keeps_the_newest_of_what_no_log_has():
         return {"kind": "effect", "run": "r", "tool_call": f"{number}", "effect": "done"}
 
     states = [{"kind": kind, "number": n} for n in range(3) for kind in ("cancellation", "snapshot")]
-    feed = hub.Feed()
+    mailbox = hub.Mailbox()
     for message in [effect(1), {**effect(1), "effect": "unknown"}, effect(2), *states]:
-        feed.put(message)
-    for _ in range(3 * hub._FEED_LIMIT):
-        feed.put(EVENTS)
-    kept = await feed.take()
-    assert feed.lost
-    assert len(kept) <= hub._FEED_LIMIT
+        mailbox.put(message)
+    for _ in range(3 * hub._MAILBOX_LIMIT):
+        mailbox.put(EVENTS)
+    kept = await mailbox.take()
+    assert mailbox.lost
+    assert len(kept) <= hub._MAILBOX_LIMIT
     told = [message for message in kept if message is not EVENTS]
     assert told == [{**effect(1), "effect": "unknown"}, effect(2), *states[-2:]]
 
 
 async def test_a_mailbox_is_bounded_whatever_is_put_into_it():
-    feed = hub.Feed()
-    feed.put({"kind": "snapshot", "session": None})
-    for number in range(3 * hub._FEED_LIMIT):
-        feed.put({"kind": "effect", "run": "r", "tool_call": f"{number}", "effect": "done"})
-        feed.put({"kind": "deleted", "session": f"{number}"})
-    kept = await feed.take()
-    assert len(kept) <= hub._FEED_LIMIT
+    mailbox = hub.Mailbox()
+    mailbox.put({"kind": "snapshot", "session": None})
+    for number in range(3 * hub._MAILBOX_LIMIT):
+        mailbox.put({"kind": "effect", "run": "r", "tool_call": f"{number}", "effect": "done"})
+        mailbox.put({"kind": "deleted", "session": f"{number}"})
+    kept = await mailbox.take()
+    assert len(kept) <= hub._MAILBOX_LIMIT
     assert {"kind": "snapshot", "session": None} in kept
-    assert kept[-1] == {"kind": "deleted", "session": f"{3 * hub._FEED_LIMIT - 1}"}
+    assert kept[-1] == {"kind": "deleted", "session": f"{3 * hub._MAILBOX_LIMIT - 1}"}
 
 
 async def test_nothing_is_told_that_is_not_committed(stage):
@@ -288,7 +288,7 @@ async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage
 
     def rename_all(title):
         for session_id in ids:
-            transitions.rename(UUID(session_id), title, TitleSource.USER)
+            titles.rename(UUID(session_id), title, TitleSource.USER)
 
     async def called(items, title):
         async for item in items:

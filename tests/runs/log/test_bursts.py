@@ -10,10 +10,10 @@ from django.db import transaction
 
 from runs import operations
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import titles
 from runs.live.follow import SessionChanged
 from runs.states import TitleSource
-from runs.worker.execution import StopReason
+from runs.worker.ending import StopReason
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, status, terminal
@@ -106,7 +106,7 @@ async def test_what_is_rolled_back_is_not_told(stage, monkeypatch):
 
     def change_and_fail():
         with transaction.atomic():
-            transitions.rename(UUID(stage.session), "Never", TitleSource.USER)
+            titles.rename(UUID(stage.session), "Never", TitleSource.USER)
             raise RuntimeError("after the change")
 
     with pytest.raises(RuntimeError):

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 
 from runs.log import transcript
 from runs.log.transcript import Transcript
-from runs.memory.normalise import marked, sendable
+from runs.memory.normalise import engine_mark, normalise
 from runs.states import ACTIVE, TERMINAL, TERMINAL_EVENT, Effect, RunStatus, ToolStatus
 from tests.fakes import unsendable
 
@@ -51,7 +51,7 @@ def old_log(name: str) -> list[tuple[Run, list[Entry]]]:
 
 def log(*events: tuple[str, dict[str, Any]], status: str = RunStatus.RUNNING) -> Transcript:
     entries = [Entry(seq, kind, data, AT) for seq, (kind, data) in enumerate(events, 1)]
-    return transcript.read(Run("run", status, "u", "question", AT), entries)
+    return transcript.fold(Run("run", status, "u", "question", AT), entries)
 
 
 def completed(message: str, text: str, *calls: str, **fields: Any) -> tuple[str, dict[str, Any]]:
@@ -70,7 +70,7 @@ def started(call: str, message: str | None = "m") -> tuple[str, dict[str, Any]]:
 
 def test_an_old_log_still_reads_the_same():
     (lost, first), (again, second) = old_log("resumed_turn.json")
-    alone = transcript.read(lost, first)
+    alone = transcript.fold(lost, first)
     assert [(message.id, message.text, message.status) for message in alone.messages] == [
         ("m-1", "Let me look.", "complete"),
         ("m-2", "Everest is", "interrupted"),
@@ -83,7 +83,7 @@ def test_an_old_log_still_reads_the_same():
     }
     assert alone.status == RunStatus.INTERRUPTED
 
-    turn = transcript.read(again, second, alone)
+    turn = transcript.fold(again, second, alone)
     assert (turn.user.id, turn.user.run_id, turn.user.text) == ("u-1", lost.id, "Which is taller?")
     assert [(message.id, message.run_id, message.text, message.status) for message in turn.messages] == [
         ("m-1", lost.id, "Let me look.", "complete"),
@@ -142,7 +142,7 @@ def test_what_a_lost_run_may_have_begun_its_resumption_may_not_call_undone():
     end = ("tool.cancelled", {"tool_call": "left", "effect": "none"})
     alone = log(asked, end, ("run.interrupted", {"reason": "worker_lost"}), status=RunStatus.INTERRUPTED)
     entries = [Entry(1, "run.cancelled", {}, AT)]
-    turn = transcript.read(Run("again", RunStatus.CANCELLED, "u", "question", AT), entries, alone)
+    turn = transcript.fold(Run("again", RunStatus.CANCELLED, "u", "question", AT), entries, alone)
     assert [(call.id, call.effect) for call in turn.calls] == [
         ("lost", Effect.UNKNOWN),
         ("left", Effect.NONE),
@@ -222,13 +222,13 @@ def test_a_turn_cut_at_any_event_is_sendable_and_repairing_twice_changes_nothing
     if shuffled:
         stored = [m for m in stored if m.type != "tool"] + [m for m in stored if m.type == "tool"]
     turn = log(*events[:cut], (TERMINAL_EVENT[status], {}))
-    repaired = sendable(stored, [turn])
+    repaired = normalise(stored, [turn])
 
     assert unsendable([*repaired, HumanMessage("next", id="next")]) is None
     assert repaired[0].id == "u"
     assert isinstance(repaired[-1], AIMessage)
     assert repaired[-1].text.strip()
-    again = sendable(repaired, [turn])
+    again = normalise(repaired, [turn])
     assert len(again) == len(repaired)
     assert all(one is other for one, other in zip(again, repaired, strict=True))
     ids = [message.id for message in repaired]
@@ -247,4 +247,4 @@ def test_a_turn_cut_at_any_event_is_sendable_and_repairing_twice_changes_nothing
             found = texts[said.id]
             assert found.text == said.text or said.id in {m.id for m in stored}
             if said.status == "interrupted" and said.id not in {m.id for m in stored}:
-                assert marked(found) == "interrupted"
+                assert engine_mark(found) == "interrupted"

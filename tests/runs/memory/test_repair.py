@@ -21,8 +21,8 @@ from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import _messages_delta_reducer, add_messages
 from langgraph.types import Send, interrupt
 
-from runs.log.transcript import Call, Message, Transcript, UserMessage, note_id
-from runs.memory.normalise import Changes, marked, sendable
+from runs.log.transcript import LoggedCall, Message, Transcript, UserMessage, note_id
+from runs.memory.normalise import HistoryChanges, engine_mark, normalise
 from runs.memory.repair import RepairFailed, repair
 from runs.states import Effect, RunStatus, ToolStatus
 from tests.fakes import unsendable
@@ -81,8 +81,8 @@ def said(id: str, text: str = "", status: Any = "complete", calls: Any = (), **f
     return Message(id, "run", "assistant", text, status, AT, calls=list(calls), **fields)
 
 
-def called(id: str, message: str = "a1", **fields: Any) -> Call:  # noqa: A002
-    return Call(
+def called(id: str, message: str = "a1", **fields: Any) -> LoggedCall:  # noqa: A002
+    return LoggedCall(
         id,
         "tool",
         {"n": id},
@@ -142,7 +142,7 @@ async def assert_repaired(graph: Any, turns: list[Transcript], **given: Any) -> 
     before = await count_checkpoints(graph)
     again = await repair(graph, SESSION, turns, **given)
     assert not again.changed
-    assert again.changes == Changes()
+    assert again.changes == HistoryChanges()
     assert await count_checkpoints(graph) == before
     return messages
 
@@ -206,7 +206,7 @@ async def test_real_results_of_parallel_calls_are_kept_in_the_order_of_the_calls
         assert (answer.text == f"real {call}") == (call not in held)
         assert (answer.status == "error") == (call in held)
     assert messages[-1].id == note_id("run1")
-    assert marked(messages[-1]) == "interrupted"
+    assert engine_mark(messages[-1]) == "interrupted"
     values = (await agent.graph.aget_state(CONFIG)).values
     assert values["topic"] == "kept"
     assert sorted(values["notes"]) == sorted({"start", *agent.calls} - set(held)), (
@@ -296,7 +296,7 @@ async def test_the_partial_answer_is_kept_in_the_logs_very_words_and_marked():
     )
     assert words(messages) == [("human", "question 1"), ("ai", partial)]
     assert messages[-1].id == "m1"
-    assert marked(messages[-1]) == "interrupted"
+    assert engine_mark(messages[-1]) == "interrupted"
 
 
 async def test_a_call_that_was_still_being_spelled_out_is_dropped_and_the_text_before_it_stays():
@@ -582,14 +582,14 @@ async def test_a_checkpoint_that_does_not_take_its_repair_is_reported():
 
 def test_a_turn_that_was_left_out_goes_before_those_behind_it():
     given = [user(1), AIMessage("one", id="a1"), user(3), AIMessage("three", id="a3")]
-    messages = sendable(given, [turn(2, status=RunStatus.CANCELLED)], order=["u1", "u2", "u3"])
+    messages = normalise(given, [turn(2, status=RunStatus.CANCELLED)], order=["u1", "u2", "u3"])
     assert [message.id for message in messages if isinstance(message, HumanMessage)] == ["u1", "u2", "u3"]
     assert messages[-2:] == given[-2:]
 
 
 def test_a_turn_that_is_taken_back_takes_none_behind_it_along():
     given = [user(1), AIMessage("one", id="a1"), user(2), AIMessage("two", id="a2")]
-    assert sendable(given, [], order=["u1", "u2"], drop=["u1"]) == given[2:]
+    assert normalise(given, [], order=["u1", "u2"], drop=["u1"]) == given[2:]
 
 
 # Providers' own formats, without a graph
@@ -597,9 +597,9 @@ def test_a_turn_that_is_taken_back_takes_none_behind_it_along():
 
 def mended(message: AIMessage, *behind: BaseMessage) -> list[BaseMessage]:
     given = [user(), message, *behind]
-    messages = sendable(given, [])
+    messages = normalise(given, [])
     assert unsendable([*messages, user(2)]) is None
-    assert sendable(messages, []) == messages
+    assert normalise(messages, []) == messages
     return messages
 
 
@@ -648,7 +648,7 @@ def test_a_server_side_call_stays_only_with_its_result():
         {"type": "text", "text": "found"},
         {"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}},
     ]
-    assert sendable([user(), AIMessage(content, id="a")], [])[1].content == content[:3]
+    assert normalise([user(), AIMessage(content, id="a")], [])[1].content == content[:3]
 
 
 def test_a_broken_call_that_was_answered_stays_as_one_that_can_be_sent():
@@ -662,8 +662,8 @@ def test_a_broken_call_that_was_answered_stays_as_one_that_can_be_sent():
 
 def test_a_call_that_the_log_still_holds_open_is_cancelled_since_nothing_runs_any_more():
     calls = [called("c1", status=ToolStatus.RUNNING, effect=None, started=True)]
-    messages = sendable([user(), asking("c1")], [turn(1, said("a1", calls=calls), status=None)])
-    assert marked(messages[2]) == "cancelled"
+    messages = normalise([user(), asking("c1")], [turn(1, said("a1", calls=calls), status=None)])
+    assert engine_mark(messages[2]) == "cancelled"
     assert "while it ran" in messages[2].text
 
 
@@ -680,7 +680,7 @@ def test_results_go_to_the_nearest_message_when_ids_are_used_again():
         ToolMessage("second", tool_call_id="0", id="t2"),
         AIMessage("y", id="y"),
     ]
-    assert sendable(given, []) == given
+    assert normalise(given, []) == given
 
 
 def test_a_second_result_of_a_call_and_an_empty_answer_are_dropped():
@@ -693,15 +693,15 @@ def test_a_second_result_of_a_call_and_an_empty_answer_are_dropped():
 
 def test_what_is_in_form_already_comes_out_as_the_same_objects():
     given = [user(), asking("c1", "c2"), result("c1"), result("c2"), AIMessage("done", id="d")]
-    assert all(map(operator.is_, sendable(given, []), given))
+    assert all(map(operator.is_, normalise(given, []), given))
 
 
 def test_the_mark_of_an_interrupted_answer_is_not_sent_to_providers():
     from langchain_anthropic import ChatAnthropic
     from langchain_openai import ChatOpenAI
 
-    messages = sendable([user()], [turn(1, said("m", "half", "interrupted"))])
-    assert marked(messages[-1]) == "interrupted"
+    messages = normalise([user()], [turn(1, said("m", "half", "interrupted"))])
+    assert engine_mark(messages[-1]) == "interrupted"
     for model in (ChatOpenAI(model="m", api_key="k"), ChatAnthropic(model="m", api_key="k")):
         sent = model._get_request_payload([*messages, user(2)])
         assert "turnkeeper" not in repr(sent)

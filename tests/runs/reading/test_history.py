@@ -10,11 +10,11 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from runs.errors import Invalid
 from runs.foundation.database import in_thread
+from runs.log import transcript
 from runs.log.tool_calls import project
-from runs.log.transcript import read as read_log
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent, Session, ToolCall
-from runs.reading import history as histories
+from runs.reading import history
 from runs.states import TERMINAL, TERMINAL_EVENT, Effect, EventType, Resolution, RunStatus
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -71,7 +71,7 @@ class Conversation:
         return (await self.graph.aget_state(self.config)).values.get("messages", [])
 
     async def read(self, **page: Any) -> list[dict[str, Any]]:
-        return (await histories.read(self.graph, self.session, **page))["messages"]
+        return (await history.read_messages(self.graph, self.session, **page))["messages"]
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ async def test_a_cut_turn_reads_the_same_before_and_after_its_repair(conversatio
     )
     before = await conversation.read()
     events = await in_thread(lambda: list(run.events.order_by("seq")))
-    await repair(conversation.graph, conversation.session.id, [read_log(run, events)])
+    await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
     await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
     assert await conversation.read() == before
     assert shown(before)[-1] == ("assistant", " Here it ", "interrupted")
@@ -207,7 +207,7 @@ async def test_an_active_turn_is_read_from_its_log_as_far_as_its_last_seq(conver
         conversation.run, RunStatus.RUNNING, started("m3"), delta("m3", "one "), delta("m3", "two")
     )
     await conversation.store(*stored_answer(), HumanMessage("question 2", id="u2"))
-    found = await histories.read(conversation.graph, conversation.session)
+    found = await history.read_messages(conversation.graph, conversation.session)
     assert shown(found["messages"])[-2:] == [
         ("user", "question 2", "complete"),
         ("assistant", "one two", "streaming"),
@@ -220,14 +220,14 @@ async def test_a_queued_turn_comes_last_and_the_one_before_it_is_followed(conver
     first = await in_thread(conversation.run, RunStatus.RUNNING, line=5)
     await in_thread(conversation.run, RunStatus.QUEUED, line=6)
     await in_thread(conversation.run, RunStatus.QUEUED, line=-1)
-    found = await histories.read(conversation.graph, conversation.session)
+    found = await history.read_messages(conversation.graph, conversation.session)
     assert [message["id"] for message in found["messages"]] == ["u1", "u3", "u2"]
     assert found["run_id"] == first.id
 
 
 async def test_an_accepted_message_is_in_the_history_while_nobody_has_taken_it(conversation):
     queued = await in_thread(conversation.run, RunStatus.QUEUED)
-    found = await histories.read(conversation.graph, conversation.session)
+    found = await history.read_messages(conversation.graph, conversation.session)
     assert shown(found["messages"]) == [("user", "question 1", "complete")]
     assert (found["run_id"], found["last_seq"]) == (queued.id, 1)
 
@@ -366,7 +366,7 @@ async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_
     await in_thread(ToolCall.objects.filter(run=run).update, effect=Effect.DONE)
     assert (await conversation.read())[1]["tool_calls"][0]["effect"] == "done"
     events = await in_thread(lambda: list(run.events.order_by("seq")))
-    await repair(conversation.graph, conversation.session.id, [read_log(run, events)])
+    await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
     await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
     shown = (await conversation.read())[1]["tool_calls"][0]
     assert shown["id"] == call
@@ -374,5 +374,5 @@ async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_
 
 
 async def test_a_session_without_anything_has_an_empty_history(conversation):
-    found = await histories.read(conversation.graph, conversation.session)
+    found = await history.read_messages(conversation.graph, conversation.session)
     assert found == {"messages": [], "run_id": None, "last_seq": 0}

@@ -5,7 +5,7 @@ import pytest
 from runs import operations, process
 from runs.errors import NotInterrupted
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import endings, queue
 from runs.models import Cancellation, Session, Worker
 from runs.worker import graph_input
 from tests.fakes import Failure, Hold, Round, call, numbered, say
@@ -20,7 +20,7 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         stage.script.add(Round(numbered(3), Hold(f"{n}")))
         ids.append(await stage.start(f"turn {n}"))
         await event(ids[-1], "message.delta")
-    interrupt = transitions.interrupt
+    interrupt = endings.interrupt
 
     def interrupt_all_but_one(run_id, **of):
         if str(run_id) == ids[1]:
@@ -28,7 +28,7 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         return interrupt(run_id, **of)
 
     with monkeypatch.context() as patched:
-        patched.setattr(transitions, "interrupt", interrupt_all_but_one)
+        patched.setattr(endings, "interrupt", interrupt_all_but_one)
         await servers.restart()
         for sound in (ids[0], ids[2]):
             await interrupted(sound)
@@ -190,7 +190,7 @@ async def died_before_its_first_step(servers, admit):
     lost = await in_thread(Worker.objects.get)
     await servers.crash()
     run_id = await admit()
-    await in_thread(lambda: transitions.claim(Session.objects.get().id, lost.id))
+    await in_thread(lambda: queue.claim(Session.objects.get().id, lost.id))
     await servers.start()
     await interrupted(run_id)
     return run_id

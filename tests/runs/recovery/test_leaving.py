@@ -7,10 +7,10 @@ from langchain_core.tools import tool
 
 from runs import operations, process
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import endings
 from runs.models import Run, ToolCall, Worker
 from runs.recovery import safety
-from runs.worker.execution import StopReason
+from runs.worker.ending import StopReason
 from tests.fakes import Hold, Round, ScriptedModel, call, fan_out_graph, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until
@@ -40,13 +40,13 @@ async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_fi
     await stage.script.gate("last").reached()
     [execution] = process.current.executions.values()
     closed = []
-    end = transitions._end
+    end = endings.end
 
     def ending(*args, **how):
-        closed.append(execution._saver._gate.closed)
+        closed.append(execution._saver._fence.closed)
         end(*args, **how)
 
-    monkeypatch.setattr(transitions, "_end", ending)
+    monkeypatch.setattr(endings, "end", ending)
     leaving = asyncio.create_task(servers.leave(5))
     await until(lambda: process.current.leaving)
 

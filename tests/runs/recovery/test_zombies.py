@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 from runs import operations, process
 from runs.foundation.database import in_thread
-from runs.lifecycle import transitions
+from runs.lifecycle import questions, queue
 from runs.memory.checkpoints import process_checkpoints
 from runs.models import Run, RunEvent, ToolCall, Worker
 from runs.recovery import sweep
@@ -167,14 +167,14 @@ async def test_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(st
 
 
 async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
-    claim, lost = transitions.claim, []
+    claim, lost = queue.claim, []
 
     def claim_and_lose_the_answer(*of):
         lost.append(claim(*of))
         raise OperationalError("the server closed the connection")
 
     with monkeypatch.context() as patched:
-        patched.setattr(transitions, "claim", claim_and_lose_the_answer)
+        patched.setattr(queue, "claim", claim_and_lose_the_answer)
         run_id = await stage.start()
         await until(lambda: lost and not process.current._claims, what="a claim without an answer")
     stage.script.add(say("Here it is."))
@@ -189,7 +189,7 @@ async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, ser
 
 
 async def test_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
-    claim, committed, may_return = transitions.claim, threading.Event(), threading.Event()
+    claim, committed, may_return = queue.claim, threading.Event(), threading.Event()
 
     def claim_slowly(*of):
         found = claim(*of)
@@ -199,7 +199,7 @@ async def test_what_is_executed_or_being_claimed_is_no_stray(stage, servers, mon
 
     stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
     with monkeypatch.context() as patched:
-        patched.setattr(transitions, "claim", claim_slowly)
+        patched.setattr(queue, "claim", claim_slowly)
         run_id = await stage.start()
         await until(committed.is_set)
         for _ in range(3):
@@ -218,7 +218,7 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
 ):
     """The reply to its question's commit is lost, and the user answers before it has asked again."""
     stage.script.add(call("ask", question="Go?"))
-    wait, lost = transitions.wait, []
+    wait, lost = questions.wait, []
 
     def wait_and_lose_the_reply(*of):
         waits = wait(*of)
@@ -227,7 +227,7 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
             raise OperationalError("the server closed the connection")
         return waits
 
-    monkeypatch.setattr(transitions, "wait", wait_and_lose_the_reply)
+    monkeypatch.setattr(questions, "wait", wait_and_lose_the_reply)
     run_id = await stage.start()
     asked = await status(run_id, "waiting")
     first = process.current.executions[asked.id]

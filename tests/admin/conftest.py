@@ -1,20 +1,27 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import pytest
-from django.contrib.auth.models import Permission
+from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from runs import operators
 from runs.models import AuditEntry, Cancellation
 from tests.admin.rows import a_worker, running_run
 
+if TYPE_CHECKING:
+    from tests.fakes import ScriptedModel
+
 
 @pytest.fixture(autouse=True)
-def default_agent(serve):
+def default_agent(serve: Callable[..., None]) -> None:
     """An agent that says nothing. It is named, so that LangGraph loads when a test runs it."""
     serve("tests.fakes:silent_graph")
 
 
 @pytest.fixture
-def model(serve, tmp_path):
+def model(serve: Callable[..., None], tmp_path: Path) -> "Iterator[ScriptedModel]":
     """The model behind the default agent; its gates are opened at the end."""
     from tests.fakes import Marks, ScriptedModel, plain_graph, tools
 
@@ -25,16 +32,16 @@ def model(serve, tmp_path):
 
 
 @pytest.fixture
-def console(transactional_db, olivia):
+def console(transactional_db: None, olivia: User) -> Client:
     """Olivia's browser, logged in."""
     return logged_in(olivia)
 
 
 @pytest.fixture
-def staff(transactional_db, django_user_model):
+def staff(transactional_db: None, django_user_model: type[User]) -> Callable[..., Client]:
     """``staff("view_run", ...)`` is the browser of somebody with just these permissions."""
 
-    def hire(*permissions, name="steve"):
+    def hire(*permissions: str, name: str = "steve") -> Client:
         user = django_user_model.objects.create_user(name, password="x", is_staff=True)
         found = Permission.objects.filter(codename__in=permissions)
         assert {permission.codename for permission in found} == set(permissions)
@@ -45,7 +52,7 @@ def staff(transactional_db, django_user_model):
 
 
 @pytest.fixture
-def keys(transactional_db, alice, olivia):
+def keys(transactional_db: None, alice: User, olivia: User) -> dict[str, Any]:
     """A row of each model, as ``{model: key}``."""
     run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "why")
@@ -58,7 +65,7 @@ def keys(transactional_db, alice, olivia):
     }
 
 
-def logged_in(user):
+def logged_in(user: User) -> Client:
     client = Client()
     client.force_login(user)
     return client

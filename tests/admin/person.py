@@ -2,7 +2,10 @@
 
 import re
 from html.parser import HTMLParser
+from typing import Any
 from urllib.parse import urljoin
+
+from django.contrib.auth.models import User
 
 from tests.admin.conftest import logged_in
 
@@ -21,7 +24,7 @@ class Page(HTMLParser):
         self._button = False
         self.feed(html)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
         if tag == "a":
             self._link, self._href = [], given.get("href") or ""
@@ -33,13 +36,13 @@ class Page(HTMLParser):
         elif tag == "input" and self.forms:
             self.forms[-1].add(given)
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self._link is not None:
             self._link.append(data)
         if self._button:
             self.forms[-1].submits[-1] += data.strip()
 
-    def handle_endtag(self, tag):
+    def handle_endtag(self, tag: str) -> None:
         if tag == "a" and self._link is not None:
             self.links.append((" ".join("".join(self._link).split()), self._href))
             self._link = None
@@ -56,7 +59,7 @@ class Form:
         self.boxes: list[str] = []  # values of the checkboxes of rows
         self.submits: list[str] = []  # what stands on its buttons
 
-    def add(self, given) -> None:
+    def add(self, given: dict[str, str | None]) -> None:
         kind, name, value = given.get("type"), given.get("name"), given.get("value") or ""
         if kind in _SUBMITS:
             self.submits.append(value)
@@ -69,7 +72,7 @@ class Form:
 class Person:
     """Somebody at the console; ``clicks`` counts links, boxes and buttons, and choices from lists."""
 
-    def __init__(self, user) -> None:
+    def __init__(self, user: User) -> None:
         self.client = logged_in(user)
         self.clicks = 0
         self.open("/admin/")
@@ -106,10 +109,10 @@ class Person:
         content = self.html.split('id="content-start"')[-1]
         return " ".join(re.sub(r"<[^>]*>", " ", content).split())
 
-    def _post(self, form: Form, fields) -> None:
+    def _post(self, form: Form, fields: Any) -> None:
         self._see(self.client.post(urljoin(self.path, form.action), fields, follow=True))
 
-    def _see(self, response) -> None:
+    def _see(self, response: Any) -> None:
         assert response.status_code == 200, (response.status_code, response.request["PATH_INFO"])
         self.path = response.request["PATH_INFO"]
         if query := response.request["QUERY_STRING"]:

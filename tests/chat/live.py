@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -77,7 +78,7 @@ class Socket(WebsocketCommunicator):
 
 
 @asynccontextmanager
-async def socket(user: Any, session: str = "", query: str = "", **headers: str):
+async def socket(user: Any, session: str = "", query: str = "", **headers: str) -> AsyncIterator["Socket"]:
     """An accepted socket of a user's: to a session, or to the list."""
     path = f"/ws/sessions/{session}/{query}" if session else f"/ws/sessions/{query}"
     client = Socket(path, headers or await bearer(user))
@@ -152,9 +153,11 @@ class Http(ApplicationCommunicator):
                 return None
             self._rest += piece.decode()
         block, _, self._rest = self._rest.partition("\n\n")
-        return dict(
-            line.split(": ", 1) if not line.startswith(":") else ("", line[1:]) for line in block.split("\n")
-        )
+        fields = {}
+        for line in block.split("\n"):
+            name, value = ("", line[1:]) if line.startswith(":") else line.split(": ", 1)
+            fields[name] = value
+        return fields
 
     async def event(self) -> dict[str, Any] | None:
         """The next event of an event stream, None at its end."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import threading
+from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
@@ -59,18 +60,18 @@ def watch_buffers() -> None:
         put(inbox, message)
         most_waiting = max(most_waiting, inbox._messages.qsize())
 
-    Outlet.pauseProducing = pause_and_look
-    Inbox.put_nowait = put_and_look
+    Outlet.pauseProducing = pause_and_look  # type: ignore[method-assign, assignment]
+    Inbox.put_nowait = put_and_look  # type: ignore[method-assign, assignment]
 
 
-async def application(scope, receive, send) -> None:
+async def application(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "websocket":
         await websocket(scope["path"], receive, send)
     else:
         await http(scope["path"], receive, send)
 
 
-async def http(path, receive, send) -> None:
+async def http(path: str, receive: Any, send: Any) -> None:
     global sent
     await receive()
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -96,7 +97,7 @@ async def http(path, receive, send) -> None:
     await send({"type": "http.response.body", "body": json.dumps(numbers).encode()})
 
 
-async def websocket(path, receive, send) -> None:
+async def websocket(path: str, receive: Any, send: Any) -> None:
     global sent
     await receive()
     if path == "/refuse":

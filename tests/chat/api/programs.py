@@ -27,7 +27,7 @@ class Program:
         }
 
     def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
-        content = {} if body is None else {"data": json.dumps(body), "content_type": "application/json"}
+        content: Any = {} if body is None else {"data": json.dumps(body), "content_type": "application/json"}
         return self.client.generic(method, f"/api/{path}", **content, headers={**self.headers, **headers})
 
     def get(self, path: str, **headers: str) -> Any:

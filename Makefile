@@ -11,7 +11,7 @@ RUNTIME += .venv/anthropic.installed
 endif
 DEV := .venv/dev.installed
 
-.PHONY: run cluster test test-services faults bench lint format lock
+.PHONY: run cluster test coverage test-services search faults kills races lives bench lint format lock
 
 # Port 8000, or the one in PORT.
 run: $(RUNTIME)
@@ -21,24 +21,54 @@ run: $(RUNTIME)
 cluster: $(RUNTIME) .venv/cluster.installed
 	@exec $(BIN)/python -I chat/cluster/end_with_parent.py $$PPID SIGTERM "" $(BIN)/python manage.py cluster
 
-# Side by side, file by file. What is skipped, for want of a Chromium say, is named at the end.
-PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
+# Side by side, file by file: half of the time a test waits for something, so there are more processes than
+# two cores would have. What is skipped, for want of a Chromium say, is named at the end.
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	@exec $(PYTEST) $(ARGS)
+
+# The same, and which lines and branches it went through. Less than the floor in pyproject.toml fails.
+coverage: $(DEV)
+	@exec $(PYTEST) -p pytest_cov.plugin --cov --cov-report=term:skip-covered $(ARGS)
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
 	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin)
 
-# Everything breaks for a minute, or for FAULT_SECONDS, under a load of turns; then all of it is accounted for.
+# What searches by chance, and further than the tests do. Each prints its seed; to repeat it, set the variable.
+search: faults kills races lives
+
+# Everything breaks for FAULT_SECONDS under a load of turns; then all of it is accounted for.
 faults: export FAULT_SECONDS ?= 60
+faults: export FAULT_SEED ?= random
 faults: $(DEV)
-	@exec $(BIN)/python -m pytest -m faults -s tests/processes/test_faults.py $(ARGS)
+	@$(BIN)/python -m pytest -m faults -s tests/processes/test_faults.py $(ARGS)
+
+# A server is ended KILL_ROUNDS times, in the middle of turns of every kind.
+kills: export KILL_ROUNDS ?= 20
+kills: export KILL_SEED ?= random
+kills: $(DEV)
+	@$(BIN)/python -m pytest -s tests/processes/test_kill.py -k after_a_kill $(ARGS)
+
+# Each pair of operations that can meet does so RACE_TRIES times.
+races: export RACE_TRIES ?= 300
+races: export RACE_SEED ?= random
+races: $(DEV)
+	@$(BIN)/python -m pytest -s -k against tests/runs/test_races.py tests/chat/api/test_turns.py \
+		tests/chat/openai/test_completions.py $(ARGS)
+
+# STATEFUL_EXAMPLES lives of sessions, and of their checkpoints, after each step of which every invariant is checked.
+lives: export STATEFUL_EXAMPLES ?= 200
+lives: export STATEFUL_SEED ?= random
+lives: export STATEFUL_MUTATIONS ?= all
+lives: $(DEV)
+	@$(BIN)/python -m pytest -s tests/runs/test_stateful.py $(ARGS)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)
 
+# Before each commit, too, after `.venv/bin/pre-commit install`.
 lint: $(DEV)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check

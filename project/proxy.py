@@ -1,4 +1,4 @@
-"""Who the client behind a reverse proxy is."""
+"""The address and the scheme of a client behind a reverse proxy."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address

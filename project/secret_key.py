@@ -9,8 +9,8 @@ from chat.server.private_file import write_private
 may_be_made = False
 
 
-def kept(data_dir: Path) -> str:
-    """The key in ``data_dir``, made now if that is allowed; empty when there is none."""
+def read_or_make(data_dir: Path) -> str:
+    """The key in ``data_dir``. If there is none, it is made when that is allowed, else empty."""
     path = data_dir / "secret_key"
     key = path.read_text().strip() if path.exists() else ""
     if not key and may_be_made:

@@ -11,13 +11,14 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from project import environment, secret_key
+from runs import __version__
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATA_DIR = environment.directory("DATA_DIR", BASE_DIR / "var")
 
 # Who we are and who may talk to us
 
-SECRET_KEY = environment.text("SECRET_KEY") or secret_key.kept(DATA_DIR)
+SECRET_KEY = environment.text("SECRET_KEY") or secret_key.read_or_make(DATA_DIR)
 if not SECRET_KEY:
     raise ImproperlyConfigured(
         "SECRET_KEY is not set, and DATA_DIR holds no key; "
@@ -98,7 +99,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "axes.middleware.AxesMiddleware",
-    "chat.server.outage.DatabaseAwayMiddleware",
+    "chat.pages.database_unavailable.DatabaseUnavailableMiddleware",
 ]
 
 ROOT_URLCONF = "project.urls"
@@ -241,12 +242,12 @@ REST_FRAMEWORK = {
 SPECTACULAR_SETTINGS = {
     "TITLE": "Turnkeeper",
     "DESCRIPTION": "Durable, cancellable turns of LangGraph agents.",
-    "VERSION": "1.0.0",
+    "VERSION": __version__,
     "OAS_VERSION": "3.1.0",
     "SCHEMA_PATH_PREFIX": "/api/",
     "COMPONENT_SPLIT_PATCH": False,
-    "PREPROCESSING_HOOKS": ["chat.api.description.only_ours"],
-    "POSTPROCESSING_HOOKS": ["chat.api.description.add_shapes"],
+    "PREPROCESSING_HOOKS": ["chat.api.schema.only_ours"],
+    "POSTPROCESSING_HOOKS": ["chat.api.schema.add_components"],
 }
 
 # Agents and their model

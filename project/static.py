@@ -1,4 +1,4 @@
-"""WhiteNoise for an asynchronous server."""
+"""WhiteNoise as an asynchronous middleware."""
 
 from collections.abc import Awaitable
 from typing import Any

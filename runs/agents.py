@@ -5,15 +5,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pkgutil import resolve_name
-from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from django.conf import settings
-from langgraph.channels import DeltaChannel
-from langgraph.constants import START
-from langgraph.graph.message import _messages_delta_reducer
-from langgraph.graph.state import CompiledStateGraph, StateGraph
 
 from runs.errors import AgentMismatch
+
+if TYPE_CHECKING:
+    from langgraph.graph.state import CompiledStateGraph, StateGraph
 
 logger = logging.getLogger(__name__)
 
@@ -49,9 +48,9 @@ class Agent:
 
     name: str
     policy: Policy
-    graph: CompiledStateGraph[Any, Any, Any, Any]
+    graph: "CompiledStateGraph[Any, Any, Any, Any]"
 
-    def graph_on(self, saver: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+    def graph_on(self, saver: Any) -> "CompiledStateGraph[Any, Any, Any, Any]":
         """The graph with ``saver`` as its checkpointer."""
         return self.graph.copy(update={"checkpointer": saver})
 
@@ -104,16 +103,20 @@ def for_reading(name: str) -> Agent:
 
 @cache
 def _reader() -> Agent:
-    graph: StateGraph[Any, Any, Any, Any] = StateGraph(_Messages)
+    from langgraph.channels import DeltaChannel
+    from langgraph.constants import START
+    from langgraph.graph.message import _messages_delta_reducer
+    from langgraph.graph.state import StateGraph
+
+    class Messages(TypedDict):
+        """Reads what any reducer has stored: this kind of channel takes a plain list as well as deltas."""
+
+        messages: Annotated[list[Any], DeltaChannel(_messages_delta_reducer)]
+
+    graph: StateGraph[Any, Any, Any, Any] = StateGraph(Messages)
     graph.add_node("nothing", lambda state: None)
     graph.add_edge(START, "nothing")
     return Agent("", Policy(), graph.compile())
-
-
-class _Messages(TypedDict):
-    """Reads what any reducer has stored: this kind of channel takes a plain list as well as deltas."""
-
-    messages: Annotated[list[Any], DeltaChannel(_messages_delta_reducer)]
 
 
 def _function(name: str) -> BuildGraph:

@@ -1,6 +1,7 @@
 from typing import Any
 
 from django.apps import AppConfig
+from django.db import connections
 from django.db.models.signals import post_migrate
 
 
@@ -16,6 +17,7 @@ class RunsConfig(AppConfig):
 
 
 def _create_checkpoint_tables(using: str, **_: Any) -> None:
-    from runs.memory.checkpoints import create_tables
+    if connections[using].vendor == "postgresql":  # SQLite's are made when their file is opened
+        from runs.memory.checkpoints.postgres import create_tables
 
-    create_tables(using=using)
+        create_tables(using=using)

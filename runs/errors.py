@@ -14,8 +14,8 @@
     ├── TooLarge             413
     ├── QueueFull            429
     └── Unavailable          503
-        └── DatabaseAway     503
-    Fenced                   internal: a write of an execution that does not own its run any more
+        └── DatabaseUnavailable 503
+    Fenced                   internal: a write by an execution that no longer owns its run
     HistoryIsFinal           internal: a change of what is only ever added to and read
 
 ``code`` is the word of the wire contract and ``status`` its HTTP status; the docstring is the
@@ -119,12 +119,12 @@ class Unavailable(EngineError):
     status = 503
 
 
-class DatabaseAway(Unavailable):
+class DatabaseUnavailable(Unavailable):
     """The database does not answer. Try again in a moment."""
 
 
 class Fenced(Exception):
-    """The execution does not own its run any more; nothing it writes is kept."""
+    """The execution no longer owns its run. Its writes are refused."""
 
 
 class HistoryIsFinal(Exception):

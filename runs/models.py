@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self
 
 from django.conf import settings
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from runs.errors import HistoryIsFinal
@@ -33,6 +33,11 @@ from runs.states import (
     ToolStatus,
 )
 
+# Interrupted, and nobody has decided what becomes of it.
+UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
+# A cancel that is in progress.
+UNSETTLED = Q(settled_at__isnull=True)
+
 
 class Session(models.Model):
     """One conversation: the unit of exclusion, of the LangGraph thread and of the cancellation projection."""
@@ -51,6 +56,9 @@ class Session(models.Model):
     cancellation_revision = models.PositiveBigIntegerField(default=0)
     last_position = models.PositiveIntegerField(default=0)
     last_line = models.PositiveIntegerField(default=0)
+
+    # No column. Whoever holds the lock of the session writes it once, in the end, if this is set.
+    has_changed = False
 
     class Meta:
         indexes = [
@@ -109,6 +117,39 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}"
+
+
+class RunQuerySet(models.QuerySet["Run"]):
+    """What is said of many runs at once. Statuses are in one list, so that SQLite looks for these in an index
+    and not at each run."""
+
+    def open(self) -> Self:
+        """Active, or interrupted and undecided: these decide who comes next. Nothing active is resolved."""
+        return self.filter(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def undecided(self) -> Self:
+        """Interrupted, and nobody has decided what becomes of it; at most one of a session.
+
+        It need not be the latest: what was queued behind it and cancelled there has ended after it.
+        """
+        return self.filter(UNDECIDED)
+
+    def ahead_of_queues(self) -> Self:
+        """What the queue of its session waits behind: open, and out of the queue."""
+        return self.filter(status__in=(*OCCUPYING, RunStatus.INTERRUPTED), resolution__isnull=True)
+
+    def awaiting_claim(self) -> Self:
+        """In a queue, or answered and not yet taken."""
+        is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
+        return self.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
+
+    def claimable(self) -> Self:
+        """What a worker may take now: an answered run, or the queue of a session in which nothing is ahead.
+
+        Of a queue the first is taken.
+        """
+        ahead = Run.objects.ahead_of_queues().filter(session=OuterRef("session"))
+        return self.awaiting_claim().filter(Q(status=RunStatus.WAITING) | ~Exists(ahead))
 
 
 class Run(models.Model):
@@ -175,6 +216,8 @@ class Run(models.Model):
     open_output_tokens = models.PositiveBigIntegerField(default=0)
     first_token_ms = models.PositiveIntegerField(null=True)
     duration_ms = models.PositiveBigIntegerField(default=0)
+
+    objects = RunQuerySet.as_manager()
 
     # No columns. Admission found this run by its idempotency key and did not admit it now:
     was_there = False
@@ -252,16 +295,25 @@ class Run(models.Model):
         run._stored = dict(zip(field_names, values, strict=True))
         return run
 
-    def save_changes(self) -> None:
-        """Write what differs from what was read; a whole row costs several times as much."""
+    def write(self, **expected: Any) -> bool:
+        """Write what differs from what was read, if the row has the values expected; whether it had.
+
+        A whole row costs several times as much.
+        """
         changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
-        if changed:
-            sql.update(self, changed)
-            self._stored |= {name: getattr(self, name) for name in changed}
+        if not sql.update(self, changed or ["id"], expected):
+            return False
+        self._stored |= {name: getattr(self, name) for name in changed}
+        return True
 
     @property
     def is_terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def is_undecided(self) -> bool:
+        """As ``RunQuerySet.undecided``."""
+        return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 
 class RunEvent(models.Model):

@@ -1,5 +1,4 @@
-"""What others may call. Every edge (page, socket, REST, SSE, OpenAI, admin, commands) uses these and
-nothing else of the engine; edges differ only in encoding.
+"""The operations of the engine. The pages and every protocol call these; they differ only in encoding.
 
 The plain functions run one short transaction each and may be called from any thread that may use the
 ORM; from async code call them through ``await in_thread(function, ...)`` of ``runs.foundation.database``. The
@@ -7,20 +6,19 @@ ORM; from async code call them through ``await in_thread(function, ...)`` of ``r
 
 Every operation limits itself to what ``actor`` (a user) may see: a foreign id and an unknown id raise
 the same ``NotFound``. What operators may do beyond that is in ``runs.operators``. Only
-``runs.errors.EngineError`` subclasses are raised on purpose. Dictionaries are the shapes of the wire
-contract (Session, Run, Cancellation, Message, Event), JSON-ready: ids and times are strings.
+``runs.errors.EngineError`` subclasses are raised on purpose. What they return can be sent as it is: see
+``runs.wire.contract``.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from django.conf import settings
 from django.contrib.auth.models import AbstractBaseUser
 from django.db import transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from langchain_core.messages import BaseMessage
 
 from runs import (
     agents as configured,
@@ -34,11 +32,13 @@ from runs.lifecycle import admission, cancelling, questions, titles
 from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
-from runs.reading import history as histories
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
-from runs.wire import representations
+from runs.wire import contract, representations
 from runs.wire.encoding import encode, timestamp
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 Data: TypeAlias = dict[str, Any]
 Id: TypeAlias = UUID | str  # a string that is no UUID is an unknown id
@@ -48,8 +48,8 @@ Actor: TypeAlias = AbstractBaseUser
 # Sessions
 
 
-def agents() -> list[Data]:
-    """The configured agents: ``[{"name", "title", "description", "default"}]``, the default one first."""
+def agents() -> list[contract.Agent]:
+    """The configured agents, the default one first."""
     policies = [(name, configured.policy_of(name)) for name in configured.names()]
     return [
         {
@@ -64,8 +64,8 @@ def agents() -> list[Data]:
 
 def create_session(
     actor: Actor, *, agent: str | None = None, title: str = "", origin: Origin = Origin.CHAT
-) -> Data:
-    """Open a session; Session. Raises Invalid for an agent that is not configured."""
+) -> contract.Session:
+    """Open a session. Raises Invalid for an agent that is not configured."""
     names = configured.names()
     if agent is None:
         agent = names[0]
@@ -83,8 +83,8 @@ def create_session(
     return session_snapshot(actor, session.id)
 
 
-def session_snapshot(actor: Actor, session_id: Id) -> Data:
-    """The Session as it is now; projection and revision come from one statement."""
+def session_snapshot(actor: Actor, session_id: Id) -> contract.Session:
+    """The session as it is now. ``cancellation_pending`` and its revision come from one statement."""
     snapshot = follow.snapshot(_session(actor, session_id).id)
     if snapshot is None:
         raise NotFound
@@ -110,13 +110,13 @@ def sessions(
     return found
 
 
-def represent_sessions(page: Sequence[Session]) -> list[Data]:
-    """Session for each, in a fixed number of queries."""
+def represent_sessions(page: Sequence[Session]) -> list[contract.Session]:
+    """Each session as it is sent, in a fixed number of queries."""
     return representations.sessions(page)
 
 
-def rename_session(actor: Actor, session_id: Id, title: str) -> Data:
-    """Give a session a title of the user's; Session."""
+def rename_session(actor: Actor, session_id: Id, title: str) -> contract.Session:
+    """Give a session a title of the user's."""
     found = _session(actor, session_id)
     titles.rename(found.id, _title(title), TitleSource.USER)
     return session_snapshot(actor, found.id)
@@ -132,9 +132,9 @@ async def delete_session(actor: Actor, session_id: Id, *, reason: str = "") -> N
 
 
 class Started(dict[str, Any]):
-    """A Run, as whoever asked for it gets it."""
+    """The Run that a request started or, when the request was repeated, the one that exists."""
 
-    was_there = False  # an earlier request with the same key has started it
+    was_there = False  # an earlier request with the same key started it
 
 
 def start_turn(
@@ -167,7 +167,7 @@ def start_session(
     text: str,
     *,
     agent: str,
-    seed: Sequence[BaseMessage] = (),
+    seed: "Sequence[BaseMessage]" = (),
     origin: Origin = Origin.API,
     key: str | None = None,
     on_disconnect: str = OnDisconnect.CONTINUE,
@@ -194,8 +194,8 @@ def _started(run: Run) -> Started:
     return started
 
 
-def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
-    """Answer all questions of a waiting run, ``{question id: value}``; Run. Raises NotWaiting, Invalid."""
+def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> contract.Run:
+    """Answer all questions of a waiting run, ``{question id: value}``. Raises NotWaiting, Invalid."""
     run = _run(actor, run_id)
     if not isinstance(answers, Mapping) or not all(isinstance(name, str) for name in answers):
         raise Invalid('"answers" must be an object that gives each question id its value.')
@@ -207,27 +207,27 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> Data:
     return representations.run(questions.answer(run.id, values, actor))
 
 
-def resume(actor: Actor, run_id: Id) -> Data:
+def resume(actor: Actor, run_id: Id) -> contract.Run:
     """Go on from the checkpoint of an interrupted run in a new run; the new Run."""
     run = _run(actor, run_id)
     _refuse_when_leaving()
     return representations.run(admission.resume(run, actor))
 
 
-def retry(actor: Actor, run_id: Id, text: str | None = None) -> Data:
+def retry(actor: Actor, run_id: Id, text: str | None = None) -> contract.Run:
     """Run the session's latest turn again, optionally with other words; the new Run."""
     run = _run(actor, run_id)
     _refuse_when_leaving()
     return representations.run(admission.retry(run, actor, text))
 
 
-def dismiss(actor: Actor, run_id: Id) -> Data:
-    """Close an interrupted run: its history will be repaired, the session is idle; Run."""
+def dismiss(actor: Actor, run_id: Id) -> contract.Run:
+    """Close an interrupted run: its history will be repaired, and the session is idle."""
     return representations.run(admission.dismiss(_run(actor, run_id)))
 
 
-def get_run(actor: Actor, run_id: Id) -> Data:
-    """Run."""
+def get_run(actor: Actor, run_id: Id) -> contract.Run:
+    """The run as it is now."""
     return representations.run(_run(actor, run_id))
 
 
@@ -236,48 +236,52 @@ def runs_of(actor: Actor, session_id: Id) -> QuerySet[Run]:
     return Run.objects.filter(session=_session(actor, session_id)).order_by("-created_at", "-id")
 
 
-def represent_runs(page: Sequence[Run]) -> list[Data]:
-    """Run for each, in a fixed number of queries."""
+def represent_runs(page: Sequence[Run]) -> list[contract.Run]:
+    """Each run as it is sent, in a fixed number of queries."""
     return representations.runs(page)
 
 
 # Cancel
 
 
-def cancel_run(actor: Actor, run_id: Id, *, reason: str = "", source: str = CancelSource.USER) -> Data:
+def cancel_run(
+    actor: Actor, run_id: Id, *, reason: str = "", source: str = CancelSource.USER
+) -> contract.Cancellation:
     """Request that this run be cancelled; returns the Cancellation at once, settled or not.
 
     Acceptance is durable: from then on the run can become nothing but cancelled. It does not undo what
     tools have done, and it does not wait. Of a finished run: ``id`` None and outcome ``already_finished``.
     """
     run = _run(actor, run_id)
-    asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(cancelling.request_cancel(run.id, **asked), run.session_id, run.id, asked)
+    request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    return _represent(cancelling.request_cancel(run.id, **request), run.session_id, run.id, request)
 
 
 def cancel_session(
     actor: Actor, session_id: Id, *, reason: str = "", source: str = CancelSource.USER
-) -> Data:
+) -> contract.Cancellation:
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
-    asked: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(cancelling.request_session_cancel(found.id, **asked), found.id, None, asked)
+    request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
+    return _represent(cancelling.request_session_cancel(found.id, **request), found.id, None, request)
 
 
-async def wait_for_cancellation(cancellation: Data, seconds: float | None) -> Data:
+async def wait_for_cancellation(
+    cancellation: contract.Cancellation, seconds: float | None
+) -> contract.Cancellation:
     """The Cancellation again, once it has settled or ``seconds`` have passed (None: until it settles)."""
     return await follow.settled(cancellation, seconds)
 
 
-def force_cancel(actor: Actor, run_id: Id, reason: str) -> Data:
-    """End a run durably without its worker, fence what still lives; Cancellation. Needs the permission."""
+def force_cancel(actor: Actor, run_id: Id, reason: str) -> contract.Cancellation:
+    """End a run durably without its worker, and fence what still works for it. Needs the permission."""
     done = operators.force_cancel(actor, run_id, reason)
-    asked: Data = {"source": CancelSource.OPERATOR, "reason": reason, "requested_by": actor}
-    return _represent(done.operation, done.run.session_id, done.run.id, asked)
+    request: Data = {"source": CancelSource.OPERATOR, "reason": reason, "requested_by": actor}
+    return _represent(done.operation, done.run.session_id, done.run.id, request)
 
 
-async def reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
-    """Bring a run into order: ``{"run": Run, "changed": bool, "done": [sentence]}``. Needs the permission.
+async def reconcile(actor: Actor, run_id: Id, reason: str) -> contract.Reconciliation:
+    """Bring a run into order, and tell what was done. Needs the permission.
 
     It ends the run of a dead worker, settles an overdue cancel, dismisses an interrupted run, offers what
     is queued or answered to a worker again, and leaves the run of a living worker alone.
@@ -285,9 +289,11 @@ async def reconcile(actor: Actor, run_id: Id, reason: str) -> Data:
     return await in_thread(lambda: operators.representation(operators.reconcile(actor, run_id, reason)))
 
 
-def _represent(operation: Cancellation | None, session_id: UUID, run_id: UUID | None, asked: Data) -> Data:
+def _represent(
+    operation: Cancellation | None, session_id: UUID, run_id: UUID | None, request: Data
+) -> contract.Cancellation:
     if operation is None:
-        return representations.nothing_to_cancel(session_id, run_id, **asked)
+        return representations.nothing_to_cancel(session_id, run_id, **request)
     return representations.cancellation(operation)
 
 
@@ -296,17 +302,16 @@ def _represent(operation: Cancellation | None, session_id: UUID, run_id: UUID | 
 
 async def history(
     actor: Actor, session_id: Id, *, limit: int | None = None, before: str | None = None
-) -> Data:
-    """``{"session": Session, "messages": [Message], "run": Run | None}``, oldest first.
-
-    ``run`` is the latest run; follow on from its ``last_seq``.
-    """
+) -> contract.History:
+    """The messages of a session, and its latest run: follow on from that run's ``last_seq``."""
     found = await in_thread(_session, actor, session_id)
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
     return await histories.read(found, limit=limit, before=before)
 
 
-def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Data:
-    """A page of a run's log: ``{"events": [Event], "last_seq": int, "done": bool}``. Raises CursorGone."""
+def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> contract.EventPage:
+    """A page of a run's log. Raises CursorGone."""
     run = _run(actor, run_id)
     found = RunEvent.objects.filter(run=run, seq__gt=after).order_by("seq")
     rows = list(
@@ -314,7 +319,7 @@ def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> Dat
     )
     if rows:
         follow.raise_if_compacted(rows[0][4], after)
-    page = [
+    page: list[contract.Event] = [
         {"run": str(run.id), "seq": seq, "type": type, "data": data, "at": timestamp(at)}
         for seq, type, data, at, _ in rows
     ]
@@ -363,8 +368,8 @@ def workers(actor: Actor) -> QuerySet[Worker]:
     return Worker.objects.order_by("started_at", "id")
 
 
-def represent_workers(page: Sequence[Worker]) -> list[Data]:
-    """Worker for each."""
+def represent_workers(page: Sequence[Worker]) -> list[contract.Worker]:
+    """Each worker as it is sent."""
     return [representations.worker(worker) for worker in page]
 
 

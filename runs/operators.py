@@ -20,11 +20,10 @@ from django.db.models.functions import Now
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
 from runs.lifecycle import admission, cancelling, locks
-from runs.models import AuditEntry, Cancellation, Run, Session
-from runs.reading import history as histories
+from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
-from runs.wire import representations
+from runs.wire import contract, representations
 
 # Reading the same session again within this time leaves no further audit entry: a page that follows a run
 # live asks every few seconds, and it is one reading.
@@ -55,7 +54,7 @@ def cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
 
     def apply(run: Run) -> Done:
         before = run.status
-        pending = Cancellation.objects.filter(run=run, settled_at__isnull=True).exists()
+        pending = Cancellation.objects.filter(UNSETTLED, run=run).exists()
         operation = cancelling.request_cancel(run.id, **asked)
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
@@ -195,13 +194,15 @@ def note_reading(actor: AbstractBaseUser, session: Session) -> None:
 
 async def history(
     actor: AbstractBaseUser, session: Session, *, limit: int | None, before: str | None
-) -> dict[str, Any]:
+) -> contract.History:
     """The history as its user sees it, see ``runs.reading.history``.
 
     The caller has put the reading on record.
     """
     if not may_read(actor, session.owner_id):
         raise Forbidden
+    from runs.reading import history as histories  # LangChain, which commands need not load
+
     return await histories.read(session, limit=limit, before=before)
 
 
@@ -242,6 +243,6 @@ def _audit(actor: AbstractBaseUser, action: str, target: str, reason: str, detai
     )
 
 
-def representation(done: Done) -> dict[str, Any]:
+def representation(done: Done) -> contract.Reconciliation:
     """``{"run": Run, "changed": bool, "done": [sentence]}``."""
     return {"run": representations.run(done.run), "changed": done.changed, "done": done.told}

@@ -10,21 +10,17 @@ from uuid import UUID
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery, Sum
 
 from runs.foundation.sql import Statement
-from runs.models import Cancellation, Run, Seed, Session, ToolCall, Worker
+from runs.models import UNSETTLED, Cancellation, Run, Seed, Session, ToolCall, Worker
 from runs.states import ACTIVE, OCCUPYING, TERMINAL, RunStatus, ToolStatus
-
-# Runs that are active, and the interrupted one about which nobody has decided. They decide who comes next.
-# In one list, so that SQLite looks for these statuses and not at each run; nothing active is resolved.
-OPEN = Q(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
 
 _of_session = Run.objects.filter(session=OuterRef("pk"))
 
 # Annotations of a session from which its status is derived; one statement reads them with the session.
 SESSION_STATUS = {
-    "pending": Exists(Cancellation.objects.filter(session=OuterRef("pk"), settled_at__isnull=True)),
+    "pending": Exists(Cancellation.objects.filter(UNSETTLED, session=OuterRef("pk"))),
     "occupied_by": Subquery(_of_session.filter(status__in=OCCUPYING).values("status")[:1]),
     "has_queue": Exists(_of_session.filter(status=RunStatus.QUEUED)),
-    "is_interrupted": Exists(_of_session.filter(status=RunStatus.INTERRUPTED, resolution__isnull=True)),
+    "is_interrupted": Exists(_of_session.undecided()),
 }
 
 # Sums over the runs of a session.
@@ -54,7 +50,7 @@ def run_with_key(session_id: Any, idempotency_key: Any) -> QuerySet[Run]:
 
 @Statement
 def open_runs(session_id: Any) -> QuerySet[Run]:
-    return Run.objects.filter(OPEN, session=session_id)
+    return Run.objects.open().filter(session=session_id)
 
 
 # Transitions
@@ -81,9 +77,9 @@ def worker(worker_id: Any) -> QuerySet[Worker]:
 
 
 @Statement
-def order_of_open_runs(session_id: Any) -> QuerySet[Run, tuple[int, UUID, str, Any]]:
-    """(line, id, status, answers) of each, in no order."""
-    return Run.objects.filter(OPEN, session=session_id).values_list("line", "id", "status", "answers")
+def claimable_runs(session_id: Any) -> QuerySet[Run, tuple[int, UUID]]:
+    """(line, id) of each, in no order."""
+    return Run.objects.claimable().filter(session=session_id).values_list("line", "id")
 
 
 @Statement

@@ -105,6 +105,11 @@ class Effect(models.TextChoices):
     DONE = "done"  # its result arrived
     UNKNOWN = "unknown"  # it started and ended without a result
 
+    @classmethod
+    def without_result(cls, *, may_have_begun: bool) -> "Effect":
+        """What is known of a call that ended without a result."""
+        return cls.UNKNOWN if may_have_begun else cls.NONE
+
 
 class CancelSource(models.TextChoices):
     """Who asked for a cancel."""

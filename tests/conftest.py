@@ -10,6 +10,8 @@ import os
 import shutil
 import tempfile
 from asyncio.selector_events import BaseSelectorEventLoop
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 _data = tempfile.mkdtemp(prefix="turnkeeper-tests-")
 atexit.register(shutil.rmtree, _data, ignore_errors=True)
@@ -48,15 +50,25 @@ from django.core.cache import cache  # noqa: E402
 from django.db import connections  # noqa: E402
 
 from runs import agents  # noqa: E402
-from runs.worker.supervisor import Supervisor  # noqa: E402
+
+if TYPE_CHECKING:
+    from django.contrib.auth.models import User
+
+    from runs.worker.supervisor import Supervisor
+
+# Their tests start processes of the product and wait for them.
+LONG = ("processes", "e2e", "docs", "benchmarks", "server")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what adds nothing in this mode."""
+    """Leave out what adds nothing in this mode, and begin with what takes longest: side by side, a long file
+    that comes last is waited for.
+    """
     left_out = [item for item in items if not _belongs(item)]
     if left_out:
         items[:] = [item for item in items if _belongs(item)]
         config.hook.pytest_deselected(items=left_out)
+    items.sort(key=lambda item: item.path.parent.name not in LONG)
 
 
 def _belongs(item: pytest.Item) -> bool:
@@ -71,13 +83,13 @@ def _belongs(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=ON_SERVICES)
-def _few_rows():
+def _few_rows() -> Iterator[None]:
     """Between tests, delete the few rows there are: on PostgreSQL it takes a tenth of the time of a flush,
     which truncates all tables and makes anew what migrations make. Here that stays.
     """
     made = ("django_content_type", "auth_permission")
 
-    def sql_flush(self, style, tables, **options):
+    def sql_flush(self: Any, style: Any, tables: Any, **options: Any) -> list[str]:
         return [f"DELETE FROM {self.quote_name(table)}" for table in tables if table not in made]
 
     with pytest.MonkeyPatch.context() as patched:
@@ -87,13 +99,13 @@ def _few_rows():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _loops_end_their_connections():
+def _loops_end_their_connections() -> Iterator[None]:
     """What is connected on a loop ends with it. A client of HTTP keeps idle connections on purpose, and in a
     test it outlives its loop; the garbage collector would find their sockets during some later test.
     """
     close = BaseSelectorEventLoop.close
 
-    def end_and_close(loop):
+    def end_and_close(loop: Any) -> None:
         if not loop.is_closed() and asyncio._get_running_loop() is None:
             for transport in list(loop._transports.values()):
                 transport.abort()
@@ -106,7 +118,7 @@ def _loops_end_their_connections():
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup):
+def django_db_setup(django_db_setup: None) -> Iterator[None]:
     """At the end, give back the connection of the thread in which synchronous views ran: the end of a
     request does that, but Django's test client keeps it from doing so."""
     yield
@@ -114,34 +126,34 @@ def django_db_setup(django_db_setup):
 
 
 @pytest.fixture(autouse=True)
-def _nothing_cached():
+def _nothing_cached() -> None:
     """No test sees what another one left in the cache; in Redis, in the whole database."""
     cache.clear()
 
 
 @pytest.fixture
-def alice(db, django_user_model):
+def alice(db: None, django_user_model: "type[User]") -> "User":
     """Owns what the test is about."""
     return django_user_model.objects.create_user("alice", password="alice-password")
 
 
 @pytest.fixture
-def bob(db, django_user_model):
+def bob(db: None, django_user_model: "type[User]") -> "User":
     """Has an account and owns nothing of it."""
     return django_user_model.objects.create_user("bob", password="bob-password")
 
 
 @pytest.fixture
-def olivia(db, django_user_model):
+def olivia(db: None, django_user_model: "type[User]") -> "User":
     """Operates the service."""
     return django_user_model.objects.create_superuser("olivia", password="olivia-password")
 
 
 @pytest.fixture
-def serve(settings):
+def serve(settings: Any) -> Iterator[Callable[..., None]]:
     """Configure agents: ``serve(build)`` or ``serve(name=build)``; a build returns an uncompiled graph."""
 
-    def configure(build=None, **others):
+    def configure(build: agents.BuildGraph | str | None = None, **others: agents.BuildGraph | str) -> None:
         agents.forget()
         settings.AGENTS = ({"assistant": build} if build else {}) | others
 
@@ -150,8 +162,10 @@ def serve(settings):
 
 
 @pytest.fixture
-async def engine(transactional_db):
+async def engine(transactional_db: None) -> "AsyncIterator[Supervisor]":
     """The engine of this process, running on the test's loop."""
+    from runs.worker.supervisor import Supervisor
+
     supervisor = await Supervisor.start()
     yield supervisor
     await supervisor.leave(5)

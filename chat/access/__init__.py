@@ -1,4 +1,4 @@
-"""Who may come in: logins, tokens, limits, and the connections that are open.
+"""Logins, API tokens, throttles, and the open connections of clients.
 
-Every edge may import it.
+The pages and every protocol may import it.
 """

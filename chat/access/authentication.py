@@ -1,4 +1,4 @@
-"""Who calls: a bearer token in the header, or the browser's session cookie with its CSRF token."""
+"""REST framework's authentication: by bearer token, or by session cookie with a CSRF token."""
 
 from django.contrib.auth.models import AbstractBaseUser
 from rest_framework import authentication
@@ -22,7 +22,7 @@ def bearer_token(header: str) -> str | None:
 
 
 class BearerAuthentication(authentication.BaseAuthentication):
-    """``Authorization: Bearer <token>``. A token in the address counts for nothing: addresses are logged."""
+    """``Authorization: Bearer <token>``. A token in the URL is not read, since URLs are logged."""
 
     def authenticate(self, request: Request) -> tuple[AbstractBaseUser, ApiToken] | None:
         token = bearer_token(request.headers.get("Authorization", ""))

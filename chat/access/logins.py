@@ -1,7 +1,7 @@
-"""Who is at the other end of a connection, and whether that still holds.
+"""The login of a connection, and whether it is still valid.
 
-A request is over before its login can end; a socket or a stream is not. So what it was opened with is
-kept, as a Login, and looked up again from time to time.
+A socket or a stream may outlast its login. It keeps the Login it was opened with, which is checked again from
+time to time.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from chat.models import ApiToken
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A user and the one credential that vouches for them: a browser session or an API token."""
+    """A user, with the browser session or the API token that authenticated them."""
 
     user: AbstractBaseUser
     session_key: str | None = None
@@ -42,7 +42,7 @@ def login_of(request: Request) -> Login:
 
 
 def by_token(token: str) -> Login | None:
-    """The Login of a bearer token, None when it is not good."""
+    """The Login of a bearer token; None when the token is not valid."""
     row = tokens.recognise(token)
     if row is None:
         return None
@@ -51,10 +51,10 @@ def by_token(token: str) -> Login | None:
 
 
 def by_session(session_key: str) -> Login | None:
-    """The Login of a browser session, None when nobody is logged in with it any more.
+    """The Login of a browser session; None when nobody is logged in with it any more.
 
-    Django's own look-up deletes a session that does not hold; this one only reads, so it can be asked
-    again and again beside the requests of the same browser.
+    Django's own lookup deletes an invalid session. This one only reads, so that it may run beside
+    the requests of the same browser.
     """
     if not session_key.isalnum():
         return None
@@ -73,7 +73,7 @@ def by_session(session_key: str) -> Login | None:
 
 
 def still_holds(login: Login) -> bool:
-    """Whether the user is active and the session or token good, as of now."""
+    """Whether the user is active and the session or token valid now."""
     if login.token_id is not None:
         return tokens.still_good(login.token_id) is not None
     if login.session_key is not None:

@@ -1,7 +1,7 @@
-"""Who is connected to this process for longer than a request: by sockets and by event streams.
+"""The connections to this process that outlast a request: WebSockets and event streams.
 
-Each such presence is counted against its user's limit, ends within seconds when its login does, and is told
-when the server leaves. The limits are per process: a user who is spread over two has twice as many.
+Each counts against a limit of its user. It ends a few seconds after its login has ended, and when the server
+shuts down. The limits are per process: a user who is connected to two processes has twice as many.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Self
 from chat.access import logins
 from chat.access.logins import Login
 from runs.errors import EngineError
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 
 logger = logging.getLogger(__name__)
 
-# Seconds between two looks at all logins; an ended one may hold on for this long and the look itself.
+# Seconds between two checks of all logins.
 LOGIN_CHECK_INTERVAL = 3.0
 
 
@@ -33,11 +33,11 @@ class Kind(Enum):
 LIMITS = {Kind.SOCKET: 50, Kind.STREAM: 50}
 
 
-class End(Enum):
+class EndReason(Enum):
     """Why the server ends a connection that its client would have kept."""
 
     LOGIN = auto()  # logged out, deactivated, password changed, token revoked or expired
-    LEAVING = auto()  # the server is going away
+    LEAVING = auto()  # the server shuts down
 
 
 class TooMany(EngineError):
@@ -47,22 +47,22 @@ class TooMany(EngineError):
     status = 429
 
 
-class Presence:
-    """A place among the user's connections. A context manager, so that the place is given back."""
+class OpenConnection:
+    """One of a user's open connections. As a context manager it unregisters itself at the end."""
 
     def __init__(self, kind: Kind, login: Login) -> None:
         self.kind = kind
         self.login = login
-        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
 
-    def end(self, reason: End) -> None:
-        """Ask whoever serves the connection to end it. Nothing happens when it was asked before."""
+    def end(self, reason: EndReason) -> None:
+        """Ask the code that serves the connection to end it. The first reason counts."""
         if not self.ended.done():
             self.ended.set_result(reason)
 
     def close(self) -> None:
-        """Give the place back. Twice is fine."""
-        _present.discard(self)
+        """Unregister it. A second call does nothing."""
+        _open.discard(self)
         self.ended.cancel()
 
     def __enter__(self) -> Self:
@@ -74,54 +74,57 @@ class Presence:
         self.close()
 
 
-_present: set[Presence] = set()
+_open: set[OpenConnection] = set()
 _watch: asyncio.Task[None] | None = None
 
 
-def enter(kind: Kind, login: Login) -> Presence:
-    """Take a place. Raises TooMany."""
-    same = sum(1 for other in _present if other.kind is kind and other.login.user.pk == login.user.pk)
+def register(kind: Kind, login: Login) -> OpenConnection:
+    """Count a new connection of this user's. Raises TooMany."""
+    same = sum(1 for other in _open if other.kind is kind and other.login.user.pk == login.user.pk)
     if same >= LIMITS[kind]:
         raise TooMany
-    presence = Presence(kind, login)
-    _present.add(presence)
+    connection = OpenConnection(kind, login)
+    _open.add(connection)
     _keep_watching()
-    return presence
+    return connection
 
 
 def count() -> Counter[Kind]:
     """How many there are of each kind."""
-    return Counter(presence.kind for presence in _present)
+    return Counter(connection.kind for connection in _open)
 
 
-def leave() -> None:
-    """The server goes away: sockets close with 1012; streams end, and mean nothing to their runs by it."""
-    for presence in list(_present):
-        presence.end(End.LEAVING)
+def end_all() -> None:
+    """End all connections, since the server shuts down. Sockets close with 1012.
+
+    This is no disconnect: no run is cancelled by it.
+    """
+    for connection in list(_open):
+        connection.end(EndReason.LEAVING)
 
 
 async def check_logins() -> None:
     """End the connections whose login does not hold any more."""
-    for login in {presence.login for presence in _present}:
+    for login in {connection.login for connection in _open}:
         if not await in_thread(logins.still_holds, login):
-            for presence in list(_present):
-                if presence.login == login:
-                    presence.end(End.LOGIN)
+            for connection in list(_open):
+                if connection.login == login:
+                    connection.end(EndReason.LOGIN)
 
 
 def _keep_watching() -> None:
     global _watch  # noqa: PLW0603 (one per process, and asyncio keeps no strong reference to it)
-    # A task of another loop is one of a loop that has ended, as test loops do.
+    # In tests the task may belong to an event loop that has ended.
     if _watch is None or _watch.done() or _watch.get_loop() is not asyncio.get_running_loop():
         _watch = asyncio.create_task(_watch_logins(), name="watch logins")
 
 
 async def _watch_logins() -> None:
-    while _present:
+    while _open:
         await asyncio.sleep(LOGIN_CHECK_INTERVAL)
         try:
             await check_logins()
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning("The logins of open connections could not be checked: %s", error)
         except Exception:  # nothing may end the watch for good
             logger.exception("The logins of open connections could not be checked.")

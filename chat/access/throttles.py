@@ -1,8 +1,9 @@
-"""How often one user may start a turn, over whatever route: REST, socket, page, OpenAI."""
+"""How often one user may start a turn, over REST, WebSocket, pages and OpenAI's protocol together."""
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from django.contrib.auth.models import AbstractBaseUser
 from rest_framework.throttling import SimpleRateThrottle
@@ -10,6 +11,9 @@ from rest_framework.throttling import SimpleRateThrottle
 from runs.errors import EngineError
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Throttled(EngineError):
@@ -24,7 +28,7 @@ class Throttled(EngineError):
 
 
 class TurnStarts(SimpleRateThrottle):
-    """Counts the turns that a user starts. The count is in the cache; without the cache nobody is held up."""
+    """Counts the turns that a user starts, in the cache. Without the cache nothing is refused."""
 
     scope = "turns"
     rate = "240/min"
@@ -41,8 +45,14 @@ class TurnStarts(SimpleRateThrottle):
             return True
 
 
-def admit_turn(user: AbstractBaseUser) -> None:
-    """Count one start of a turn. Raises Throttled when it is one too many."""
+def start_turn(
+    operation: Callable[Concatenate[AbstractBaseUser, P], T],
+    user: AbstractBaseUser,
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> T:
+    """Call the ``operation`` that starts a turn, and count it. Raises Throttled when it is one too many."""
     throttle = TurnStarts()
     if not throttle.allow_request(SimpleNamespace(user=user), None):
         raise Throttled(wait=throttle.wait())
+    return operation(user, *args, **kwargs)

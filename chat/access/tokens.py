@@ -1,4 +1,4 @@
-"""Bearer tokens of programs: made, listed, revoked and recognised here and nowhere else."""
+"""API tokens: create, list, revoke and recognise them. No other module touches their table."""
 
 from datetime import timedelta
 
@@ -9,14 +9,14 @@ from knox.crypto import hash_token
 
 from chat.models import ApiToken
 
-# How old last_used_at may be: finer would turn every read of the API into a write.
+# How exact last_used_at is. Without this each read of the API would be a write.
 _USE_NOTED_EVERY = timedelta(hours=1)
 
 
 def create_token(user: AbstractBaseUser, name: str = "", expiry: timedelta | None = None) -> str:
-    """A new token of ``user``'s, valid for ``expiry`` from now (None: until revoked).
+    """Create a token, valid for ``expiry`` from now (None: until revoked).
 
-    What is returned is the only copy; the database keeps a digest.
+    The returned text is the only copy. The database stores a digest.
     """
     _, token = ApiToken.objects.create(user, expiry=expiry, name=name)
     return token
@@ -28,14 +28,15 @@ def tokens_of(user: AbstractBaseUser) -> QuerySet[ApiToken]:
 
 
 def revoke(user: AbstractBaseUser, token_id: int) -> bool:
-    """End one of the user's own tokens; whether there was one."""
+    """Delete one of the user's tokens; False if there is none of this id."""
     deleted, _ = ApiToken.objects.filter(user=user, id=token_id).delete()
     return bool(deleted)
 
 
 def recognise(token: str) -> ApiToken | None:
-    """The row of a token that is good now, with its user; None when it is unknown, revoked, expired or
-    its user is deactivated.
+    """The row of a valid token, with its user.
+
+    None when the token is unknown, revoked or expired, or its user is deactivated.
     """
     try:
         digest = hash_token(token)
@@ -50,7 +51,7 @@ def still_good(token_id: int) -> ApiToken | None:
 
 
 def note_use(token: ApiToken) -> None:
-    """Remember, to the hour, that the token was used."""
+    """Record, to the hour, that the token was used."""
     now = timezone.now()
     if token.last_used_at is None or token.last_used_at < now - _USE_NOTED_EVERY:
         ApiToken.objects.filter(id=token.id).update(last_used_at=now)

@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, BaseM
 from langchain_core.messages.utils import message_chunk_to_message
 from langchain_core.runnables import Runnable
 
-from chat.agent.cleaning import cleaned
+from chat.agent.characters import replace_unstorable
 from runs.foundation.values import clean
 
 BROKEN_CALL = "broken call"  # the artifact of a result that was written here and by no tool
@@ -62,7 +62,7 @@ async def stream(
 
 
 def read(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]) -> Answer:
-    """The answer with its text cleaned and its calls checked.
+    """The answer with its text replace_unstorable and its calls checked.
 
     ``known`` names the tools there are; ``taken`` are ids of calls that the history holds already, which
     some providers give out again and again.
@@ -84,7 +84,7 @@ def read(whole: AIMessageChunk, known: Collection[str], taken: Collection[str]) 
                 "additional_kwargs": kept,
             }
         )
-    return Answer(cleaned(message), [_error(call) for call in asked if call.fault])
+    return Answer(replace_unstorable(message), [_error(call) for call in asked if call.fault])
 
 
 def is_broken_call(message: AnyMessage) -> bool:

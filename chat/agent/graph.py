@@ -23,7 +23,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest
 from langgraph.types import Command, Send
 
 from chat.agent import answers
-from chat.agent.cleaning import cleaned
+from chat.agent.characters import replace_unstorable
 from chat.agent.model import chat_model
 from chat.agent.titles import title_of_turn
 from chat.agent.tools import IDEMPOTENT, TOOLS
@@ -112,7 +112,8 @@ def _explain(error: Exception) -> str:
 
 async def _call_tool(request: ToolCallRequest, execute: _Execute) -> ToolMessage | Command[Any]:
     """What a tool answers, in words that can be stored and sent to a model."""
-    return cast("ToolMessage | Command[Any]", cleaned(await _contain_cancellation(request, execute)))
+    answer = await _contain_cancellation(request, execute)
+    return cast("ToolMessage | Command[Any]", replace_unstorable(answer))
 
 
 async def _contain_cancellation(request: ToolCallRequest, execute: _Execute) -> ToolMessage | Command[Any]:

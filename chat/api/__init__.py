@@ -1,4 +1,4 @@
-"""The REST and server-sent-events edge, under /api/.
+"""The REST API under /api/, with its event streams (server-sent events).
 
-Imported by the addresses, and by the other edges for what they share with it.
+The addresses import it. The pages and the other protocols may import what they share with it.
 """

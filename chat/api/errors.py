@@ -1,14 +1,14 @@
-"""One form for every error: ``{"error": {"code", "message"}}``, with the code's own HTTP status.
+"""One form for every error under /api/: ``{"error": {"code", "message"}}``.
 
-What the engine, REST framework and Django raise ends here. ``Errors`` is the middleware for answers that
-no view of ours has made (an unknown address, a refused host, a crash); it touches /api/ alone.
+``handle`` makes it from what a view raises: errors of the engine, of REST framework and of Django. ``Errors``
+is the middleware for answers that no view of ours made: an unknown address, a refused host, a crash.
 """
 
 import logging
 import math
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
@@ -16,15 +16,32 @@ from django.http import Http404, HttpRequest, JsonResponse
 from django.http.response import HttpResponseBase
 from rest_framework import exceptions
 from rest_framework.response import Response
+from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
 
 from chat.access.authentication import CsrfFailed
 from chat.access.throttles import Throttled
-from runs.errors import DatabaseAway, EngineError
-from runs.foundation.database import AWAY
+from runs.errors import DatabaseUnavailable, EngineError
+from runs.foundation.database import DATABASE_UNAVAILABLE
+from runs.wire.contract import Keywords, Sentence
 
 logger = logging.getLogger(__name__)
 
-Body = dict[str, dict[str, str]]
+CODES = (
+    "invalid", "unauthenticated", "forbidden", "csrf_failed", "not_found", "run_active", "not_waiting",
+    "not_interrupted", "idempotency_conflict", "agent_mismatch", "cursor_gone", "too_large", "throttled",
+    "unavailable", "internal",
+)  # fmt: skip
+
+
+class ErrorDetail(TypedDict):
+    code: Annotated[str, Keywords(enum=list(CODES))]
+    message: Sentence
+
+
+class Error(TypedDict):
+    """Every error has this form."""
+
+    error: ErrorDetail
 
 
 class TooLarge(exceptions.APIException):
@@ -52,12 +69,12 @@ _SENTENCES = {
 }
 
 
-def body(code: str, message: str) -> Body:
+def body(code: str, message: str) -> Error:
     return {"error": {"code": code, "message": message}}
 
 
 def sentence(detail: Any, field: str = "") -> str:
-    """What REST framework has to say of an input, as one line that names the fields."""
+    """REST framework's messages on an input, as one line that names the fields."""
     if isinstance(detail, dict):
         return " ".join(
             sentence(value, f"{field}.{name}" if field else str(name)) for name, value in detail.items()
@@ -68,10 +85,10 @@ def sentence(detail: Any, field: str = "") -> str:
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
-    if isinstance(error, AWAY):
+    """The answer to an exception of a view; None for an unexpected one, which Django logs as a 500."""
+    if isinstance(error, DATABASE_UNAVAILABLE):
         logger.warning("The database did not do what was asked of it: %s", error)
-        error = DatabaseAway()
+        error = DatabaseUnavailable()
     if isinstance(error, EngineError):
         wait = error.wait if isinstance(error, Throttled) else None
         return Response(body(error.code, error.message), error.status, headers=_retry_after(wait))
@@ -107,7 +124,7 @@ def _retry_after(wait: float | None) -> dict[str, str]:
 
 
 class Errors:
-    """Middleware: what Django itself answers under /api/, in HTML or plain text, takes this form, too."""
+    """Middleware: gives Django's own errors under /api/ this form. They are HTML or plain text otherwise."""
 
     sync_capable = False
     async_capable = True
@@ -125,7 +142,7 @@ class Errors:
             return response
         return self._in_our_form(response)
 
-    def form(self, status: int, code: str, message: str) -> dict[str, Any]:
+    def form(self, status: int, code: str, message: str) -> Any:
         """The body of an error."""
         return body(code, message)
 

@@ -1,6 +1,7 @@
-"""What a program may say, over REST and over sockets. Unknown fields are ignored, so that newer clients can
-talk to older servers. A NUL character or a lone surrogate anywhere in a text is refused, naming the field:
-neither can be stored, and to drop them silently would change what somebody wrote.
+"""Serializers that read what a client sends, over REST and over WebSockets.
+
+Unknown fields are ignored, so that newer clients can talk to older servers. A text with a NUL character or a
+lone surrogate is refused. Neither can be stored, and to drop them would change what was written.
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,27 @@ from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.validators import ProhibitSurrogateCharactersValidator
 
+from runs.foundation.limits import (
+    EVENTS_LIMIT,
+    IDEMPOTENCY_KEY_LIMIT,
+    REASON_LIMIT,
+    SEARCH_LIMIT,
+    TITLE_LIMIT,
+)
 from runs.states import Multitask, OnDisconnect, Origin, SessionStatus
 
 Values = dict[str, Any]
 
 # The highest number an event can have.
-LAST_SEQ = 2**31 - 1
+MAX_SEQ = 2**31 - 1
+# Entries on one page of a list.
+PAGE_LIMIT = 200
+# Characters of a request id, which comes back with the answer.
+REQUEST_ID_LIMIT = 100
 
 
 class Text(serializers.CharField):
-    """A string, kept as it was written. REST framework's own would take numbers, too, and trim."""
+    """A string, unchanged. REST framework's CharField would take numbers, too, and trim."""
 
     default_error_messages = {"invalid": "This must be text.", "only_spaces": "This field may not be blank."}
 
@@ -38,20 +50,20 @@ class Text(serializers.CharField):
 
 
 class Choice(serializers.ChoiceField):
-    """One of some words. What else was sent is not repeated in the error, since it may be unprintable."""
+    """One of some words. The error does not repeat a wrong value, since that may be unprintable."""
 
     def __init__(self, choices: Sequence[str], **kwargs: Any) -> None:
         messages: dict[str, Any] = {"invalid_choice": f"This must be one of: {', '.join(choices)}."}
         super().__init__(choices, error_messages=messages, **kwargs)
 
     def to_internal_value(self, data: Any) -> Any:
-        if not isinstance(data, str):  # REST framework's own would write it out, however deep it is nested
+        if not isinstance(data, str):  # REST framework would call str() on it, however deep it is nested
             self.fail("invalid_choice")
         return super().to_internal_value(data)
 
 
 class Uuid(Text):
-    """A UUID in a string, kept as it was spelled."""
+    """A UUID in a string, unchanged."""
 
     def to_internal_value(self, data: Any) -> str:
         text = super().to_internal_value(data)
@@ -66,7 +78,7 @@ class Json(serializers.Field[Any, Any, Any, Any]):
     """Any JSON value of moderate depth, all of whose strings, keys and numbers can be stored."""
 
     depth_limit = 50
-    # No larger integer can be kept in a checkpoint, and PostgreSQL makes one of each larger float.
+    # A checkpoint takes no larger integer, and PostgreSQL turns a larger float into such an integer.
     number_limit = 2**63
 
     def to_internal_value(self, data: Any) -> Any:
@@ -97,7 +109,7 @@ class ById(Json):
 
 
 class Seconds(serializers.FloatField):
-    """A number. REST framework's own would take strings and booleans, too."""
+    """A number. REST framework's FloatField would take strings and booleans, too."""
 
     def to_internal_value(self, data: Any) -> float:
         if isinstance(data, bool) or not isinstance(data, int | float):
@@ -110,13 +122,13 @@ class Input(serializers.Serializer[Any]):
 
     @classmethod
     def read(cls, data: Any) -> Values:
-        """The checked values of ``data``; what was not given is not in them. Raises ValidationError."""
+        """The checked values of ``data``, without those that were not given. Raises ValidationError."""
         return dict(_reader(cls).run_validation(data))
 
 
 @cache
 def _reader(kind: type[Input]) -> Input:
-    """One for all: to copy its fields for each input would cost seven times the reading."""
+    """One instance for all inputs: to make one each time takes seven times as long as to read with it."""
     return kind()
 
 
@@ -124,13 +136,13 @@ class NewSession(Input):
     """A session to be opened."""
 
     agent = Text(required=False, max_length=100)
-    title = Text(required=False, allow_blank=True, max_length=200)
+    title = Text(required=False, allow_blank=True, max_length=TITLE_LIMIT)
 
 
 class Rename(Input):
     """A session's new title."""
 
-    title = Text(max_length=200)
+    title = Text(max_length=TITLE_LIMIT)
 
 
 class NewTurn(Input):
@@ -145,14 +157,14 @@ class NewTurn(Input):
 class Cancel(Input):
     """A request to cancel."""
 
-    reason = Text(required=False, allow_blank=True, max_length=500)
+    reason = Text(required=False, allow_blank=True, max_length=REASON_LIMIT)
     wait = Seconds(required=False, min_value=0, max_value=60)
 
 
 class Reason(Input):
     """Why an operator acts."""
 
-    reason = Text(max_length=500)
+    reason = Text(max_length=REASON_LIMIT)
 
 
 class Retry(Input):
@@ -170,14 +182,14 @@ class Answers(Input):
 class Page(Input):
     """Which page of a list to show."""
 
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=200)
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=PAGE_LIMIT)
     cursor = Text(required=False, max_length=1000)
 
 
 class SessionFilter(Page):
     """Which sessions to list."""
 
-    search = Text(required=False, allow_blank=True, max_length=200)
+    search = Text(required=False, allow_blank=True, max_length=SEARCH_LIMIT)
     status = Choice(SessionStatus.values, required=False, allow_blank=True)
     origin = Choice(Origin.values, required=False, allow_blank=True)
 
@@ -193,21 +205,21 @@ class HistoryFilter(Input):
 class EventsFilter(Input):
     """Which part of a run's log to show."""
 
-    after = serializers.IntegerField(required=False, min_value=0, max_value=LAST_SEQ)
-    limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
+    after = serializers.IntegerField(required=False, min_value=0, max_value=MAX_SEQ)
+    limit = serializers.IntegerField(required=False, min_value=1, max_value=EVENTS_LIMIT)
 
 
-class Key(Input):
+class IdempotencyKey(Input):
     """An idempotency key."""
 
-    key = Text(max_length=255)
+    key = Text(max_length=IDEMPOTENCY_KEY_LIMIT)
 
 
 class Frame(Input):
     """What every frame of a socket carries."""
 
     type = Text(max_length=50)
-    request_id = Text(required=False, max_length=100)
+    request_id = Text(required=False, max_length=REQUEST_ID_LIMIT)
 
 
 class TurnFrame(NewTurn):
@@ -217,7 +229,7 @@ class TurnFrame(NewTurn):
     on_disconnect = Choice([OnDisconnect.CONTINUE.value], required=False)
 
 
-class SessionFrame(Cancel):
+class CancelFrame(Cancel):
     """``agent.cancel``."""
 
     session_id = Uuid()

@@ -1,23 +1,37 @@
-"""Lists come in pages ``{results, next, previous}``; the links carry a cursor, so nobody counts rows."""
+"""Lists come in pages. Their links carry a cursor, so that no rows are counted."""
 
 from datetime import UTC
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from django.utils.dateparse import parse_datetime
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import CursorPagination
 from rest_framework.request import Request
+from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
+
+from chat.api.inputs import PAGE_LIMIT
+from runs.wire.contract import Keywords
+
+Link: TypeAlias = Annotated[str, Keywords(format="uri")]
+
+
+class Page(TypedDict):
+    """A page of a list. The links lead to the pages around it."""
+
+    results: list[Any]
+    next: Link | None
+    previous: Link | None
 
 
 class Pages(CursorPagination):
-    """Cursor pages of 50, or of ``?limit=``; ``inputs.Page`` says what may be asked for."""
+    """Pages of 50 entries, or of ``?limit=``. ``inputs.Page`` checks the limit."""
 
     page_size = 50
     page_size_query_param = "limit"
-    max_page_size = 200
+    max_page_size = PAGE_LIMIT
 
     def decode_cursor(self, request: Request) -> Any:
-        """The cursor with its time as rows have it, in UTC. Raises OverflowError when no such time exists."""
+        """The cursor with its time in UTC, as in the rows. Raises OverflowError when UTC has no such time."""
         cursor: Any = super().decode_cursor(request)
         if cursor is None or cursor.position is None:
             return cursor

@@ -2,7 +2,7 @@
 
 from django.urls import path, re_path
 
-from chat.api import schema, views
+from chat.api import views
 
 app_name = "api"
 urlpatterns = [
@@ -22,7 +22,7 @@ urlpatterns = [
     path("runs/<str:run_id>/force-cancel/", views.ForceCancel.as_view(), name="force_cancel"),
     path("runs/<str:run_id>/reconcile/", views.Reconcile.as_view(), name="reconcile"),
     path("workers/", views.Workers.as_view(), name="workers"),
-    path("schema/", schema.Schema.as_view(), name="schema"),
-    path("docs/", schema.docs, name="docs"),
+    path("schema/", views.Schema.as_view(), name="schema"),
+    path("docs/", views.docs, name="docs"),
     re_path("", views.nothing_here),
 ]

@@ -1,16 +1,19 @@
-"""The REST API. Each handler reads its input, calls one operation and encodes what it returns."""
+"""The views of the REST API. Each handler reads its input, calls one operation and returns its result."""
 
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
+from django.shortcuts import render
 from django.urls import reverse
 from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_safe
+from drf_spectacular.utils import extend_schema
 from rest_framework.exceptions import ValidationError
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -18,10 +21,9 @@ from chat.access import throttles
 from chat.access.logins import login_of
 from chat.access.open_connections import TooMany
 from chat.api import errors, inputs, streams
-from chat.api.asynchronous import AsyncView, actor_of
-from chat.api.description import STARTING, header, operation
-from chat.api.negotiation import EVENT_STREAM, JSON, names
+from chat.api.async_view import EVENT_STREAM, JSON, AsyncView, accepts, actor_of
 from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages
+from chat.api.schema import STARTING, document, header, operation
 from chat.rendering import render_all
 from runs import operations
 from runs.errors import (
@@ -36,15 +38,15 @@ from runs.errors import (
     Unavailable,
 )
 from runs.foundation.database import in_thread
-from runs.operations import Data
+from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
+from runs.operations import Started
 from runs.states import OnDisconnect
-
-D = TypeVar("D", bound=Data)
+from runs.wire import contract
 
 
 @csrf_exempt
 async def nothing_here(request: HttpRequest) -> JsonResponse:
-    """Every address under /api/ that is none of ours, for everybody alike."""
+    """The 404 for unknown addresses under /api/, with or without a login."""
     return JsonResponse(
         errors.body("not_found", "There is no such address in this API."), status=HTTPStatus.NOT_FOUND
     )
@@ -160,7 +162,7 @@ class Runs(AsyncView):
                 "Idempotency-Key",
                 "The same key with the same body gives the same run, in this session and for as long as "
                 "the run is kept; with another body it is refused.",
-                {"type": "string", "minLength": 1, "maxLength": 255},
+                {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_LIMIT},
             )
         ],
         raises=(RunActive, IdempotencyConflict, TooLarge, *STARTING, TooMany),
@@ -174,7 +176,7 @@ class Runs(AsyncView):
         cancelled when this connection goes away.
         """
         turn = inputs.NewTurn.read(request.data)
-        streamed = names(request, EVENT_STREAM)
+        streamed = accepts(request, EVENT_STREAM)
         if turn.get("on_disconnect") == OnDisconnect.CANCEL and not streamed:
             raise Invalid(
                 'With on_disconnect "cancel" the answer must be streamed; send Accept: text/event-stream.'
@@ -182,7 +184,7 @@ class Runs(AsyncView):
         text = turn.pop("input")
         key = _idempotency_key(request)
         start = partial(
-            _admitted, operations.start_turn, actor_of(request), session_id, text, key=key, **turn
+            throttles.start_turn, operations.start_turn, actor_of(request), session_id, text, key=key, **turn
         )
         if streamed:
             return await streams.started(login_of(request), start)
@@ -210,7 +212,7 @@ class Events(AsyncView):
             header(
                 "Last-Event-ID",
                 "Resumes behind this event; comes before `after`.",
-                {"type": "integer", "minimum": 0, "maximum": inputs.LAST_SEQ},
+                {"type": "integer", "minimum": 0, "maximum": inputs.MAX_SEQ},
             )
         ],
         raises=(CursorGone, TooMany, Unavailable),
@@ -222,13 +224,13 @@ class Events(AsyncView):
         past the terminal event the stream is a 204, which tells an EventSource not to come back.
         """
         chosen = _wanted_part(request)
-        if names(request, JSON) and not names(request, EVENT_STREAM):
+        if accepts(request, JSON) and not accepts(request, EVENT_STREAM):
             return Response(await in_thread(operations.events, actor_of(request), run_id, **chosen))
         return await streams.resumed(login_of(request), run_id, chosen.get("after", 0))
 
     async def head(self, request: Request, run_id: str) -> HttpResponseBase:
-        """What a GET would begin with; nothing is followed."""
-        if names(request, JSON) and not names(request, EVENT_STREAM):
+        """The status and headers of a GET. No event is read."""
+        if accepts(request, JSON) and not accepts(request, EVENT_STREAM):
             return await self.get(request, run_id)
         after = _wanted_part(request).get("after", 0)
         page = await in_thread(operations.events, actor_of(request), run_id, after=after, limit=1)
@@ -288,7 +290,7 @@ class Resume(AsyncView):
 
         The new run names the old one in `resumes`.
         """
-        return _accepted(await in_thread(_admitted, operations.resume, actor_of(request), run_id))
+        return _accepted(await in_thread(throttles.start_turn, operations.resume, actor_of(request), run_id))
 
 
 class Retry(AsyncView):
@@ -301,7 +303,9 @@ class Retry(AsyncView):
         The history goes back to before its message. The new run names the old one in `retries`.
         """
         text = inputs.Retry.read(request.data).get("input")
-        return _accepted(await in_thread(_admitted, operations.retry, actor_of(request), run_id, text))
+        return _accepted(
+            await in_thread(throttles.start_turn, operations.retry, actor_of(request), run_id, text)
+        )
 
 
 class Dismiss(AsyncView):
@@ -358,8 +362,33 @@ class Workers(AsyncView):
         return await in_thread(_page, WorkerPages(), found, operations.represent_workers, request)
 
 
+class OpenApiRenderer(JSONRenderer):
+    media_type = "application/vnd.oai.openapi+json"
+
+
+class Schema(AsyncView):
+    """The OpenAPI schema of this API. It is public, since it tells of no data."""
+
+    authentication_classes = ()
+    permission_classes = ()
+    renderer_classes = (OpenApiRenderer,)
+
+    @extend_schema(exclude=True)
+    async def get(self, request: Request) -> Response:
+        return Response(await in_thread(document))
+
+
+@require_safe
+def docs(request: HttpRequest) -> HttpResponse:
+    """A page that shows the schema and can call the API.
+
+    Its script is a file, since our content security policy forbids scripts in pages.
+    """
+    return render(request, "api/docs.html")
+
+
 async def _cancel(operation: Any, request: Request, target: str) -> Response:
-    """Request the cancel, wait as long as the client asked for; 202 while it has not settled."""
+    """Request the cancel and wait as long as the client asks for; 202 if it has not settled then."""
     asked = inputs.Cancel.read(request.data)
     cancellation = await in_thread(operation, actor_of(request), target, reason=asked.get("reason", ""))
     wait = asked.get("wait", 0)
@@ -369,18 +398,12 @@ async def _cancel(operation: Any, request: Request, target: str) -> Response:
     return Response(cancellation, HTTPStatus.OK if settled else HTTPStatus.ACCEPTED)
 
 
-def _admitted(operation: Callable[..., D], user: Any, *args: Any, **kwargs: Any) -> D:
-    """Start a turn in one of the ways there are, if the user has not started too many of late."""
-    throttles.admit_turn(user)
-    return operation(user, *args, **kwargs)
-
-
-def _accepted(run: Data) -> Response:
+def _accepted(run: Started | contract.Run) -> Response:
     return Response(run, HTTPStatus.ACCEPTED, headers={"Location": reverse("api:run", args=[run["id"]])})
 
 
-def _wanted_part(request: Request) -> Data:
-    """From where on, and how much of, a log is wanted."""
+def _wanted_part(request: Request) -> inputs.Values:
+    """The part of a log that is asked for: where it begins and how many events."""
     chosen = inputs.EventsFilter.read(request.query_params.dict())
     if (last := request.headers.get("Last-Event-ID")) is not None:
         chosen |= inputs.EventsFilter.read({"after": last})
@@ -392,13 +415,13 @@ def _idempotency_key(request: Request) -> str | None:
     if key is None:
         return None
     try:
-        return str(inputs.Key.read({"key": key})["key"])
+        return str(inputs.IdempotencyKey.read({"key": key})["key"])
     except ValidationError as error:
         raise ValidationError({"Idempotency-Key": error.detail["key"]}) from None  # type: ignore[call-overload]
 
 
 def _runs_page(request: Request, session_id: str) -> Response:
-    # In the thread as a whole: whether the session is the user's is looked up right here.
+    # runs_of reads the database at once, to find out whether the session is the user's.
     inputs.Page.read(request.query_params.dict())
     return _page(
         RunPages(), operations.runs_of(actor_of(request), session_id), operations.represent_runs, request
@@ -407,14 +430,11 @@ def _runs_page(request: Request, session_id: str) -> Response:
 
 def _page(pages: Pages, found: QuerySet[Any], represent: Any, request: Request) -> Response:
     rows = pages.paginate_queryset(found, request)
-    return Response(
-        {"results": represent(rows), "next": pages.get_next_link(), "previous": pages.get_previous_link()}
-    )
+    return pages.get_paginated_response(represent(rows))
 
 
-async def _with_html(history: Data) -> Data:
+async def _with_html(history: contract.History) -> contract.History:
     rendered = await render_all([message["text"] for message in history["messages"]])
-    messages = [
-        {**message, "html": html} for message, html in zip(history["messages"], rendered, strict=True)
-    ]
-    return {**history, "messages": messages}
+    for message, html in zip(history["messages"], rendered, strict=True):
+        message["html"] = html
+    return history

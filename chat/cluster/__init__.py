@@ -1,1 +1,4 @@
-"""Everything that several processes take, on one machine: ``manage.py cluster`` and its parts."""
+"""Several processes on one machine, for development: PostgreSQL, Redis, web processes and workers.
+
+Only the command ``cluster`` imports it.
+"""

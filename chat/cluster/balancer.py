@@ -1,7 +1,6 @@
-"""One address for several servers: each connection is passed on to the next of them in turn.
+"""A TCP load balancer: each connection goes to the next server in turn.
 
-It knows nothing of HTTP, so sockets and event streams pass through it as they are; a server that is gone is
-passed over.
+It does not read HTTP, so WebSockets and event streams pass unchanged. It skips a server that does not answer.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Processes that are started again when they end, and that end with us."""
+"""Child processes that are restarted when they end, and that end with this process."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""All of it: the services, two web processes, two workers, and the one address in front."""
+"""Start and stop the whole cluster: services, two web processes, two workers, and a load balancer."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from chat.cluster.balancer import Address, Balancer
 from chat.cluster.children import Child
 from chat.cluster.services import LONGEST_SOCKET, CannotStart, PostgreSQL, Redis, until_it_answers
 from chat.server import listener
-from runs.foundation.departure import Departure
+from runs.foundation.shutdown import Shutdown
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +46,13 @@ class Cluster:
 
         Raises CannotStart.
         """
-        departure = Departure(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT + 4 * LEAVING)
-        departure.heed_signals()
+        shutdown = Shutdown(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT + 4 * LEAVING)
+        shutdown.handle_signals()
         balancer = Balancer(self._addresses)
         with ExitStack() as folders:
             try:
                 starting = asyncio.create_task(self._start(folders), name="start")
-                told = asyncio.create_task(departure.told.wait(), name="told to leave")
+                told = asyncio.create_task(shutdown.requested.wait(), name="shutdown requested")
                 await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
                 if starting.done():
                     lines = starting.result()
@@ -61,7 +61,7 @@ class Cluster:
                 else:
                     starting.cancel()
             finally:
-                departure.set_deadline()
+                shutdown.start_deadline()
                 balancer.close()
                 await self._stop()
 

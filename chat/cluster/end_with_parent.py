@@ -1,8 +1,8 @@
 """``end_with_parent.py PARENT SIGNAL USER COMMAND...``: COMMAND that gets SIGNAL when its parent is gone.
 
-In whatever way the parent ends, kill -9 included, nothing of what it started is left. PARENT is its process
-id; USER is whom to become first, or empty. A script of its own, since the wish has to be uttered by the
-very process that becomes COMMAND; it imports next to nothing.
+However the parent ends, kill -9 included, no process that it started stays. PARENT is its process id; USER is
+the account to switch to, or empty. This is a script, since the process that becomes COMMAND has to ask the
+kernel itself. It imports little, to start fast.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ LOOK_EVERY = 0.5
 
 
 def main(parent: int, number: signal.Signals, user: str, command: list[str]) -> None:
-    if user:  # before the wish, which a change of the user takes back
+    if user:  # first, since a change of the user resets the request to the kernel
         entry = pwd.getpwnam(user)
         os.setgroups([])
         os.setgid(entry.pw_gid)
@@ -27,7 +27,7 @@ def main(parent: int, number: signal.Signals, user: str, command: list[str]) -> 
     if sys.platform != "linux":
         sys.exit(guard(parent, number, command))
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it ended before it could be wished
+    if os.getppid() != parent:  # it ended before the request
         return
     os.execvp(command[0], command)  # noqa: S606 (what our own caller names)
 

@@ -1,4 +1,4 @@
-"""What monitoring reads: health, metrics, log lines.
+"""What monitoring reads: health checks, metrics and logs in JSON.
 
-Imported by the project.
+Only the project imports it.
 """

@@ -1,4 +1,4 @@
-"""GET /metrics, for Prometheus: what this process has counted, and how things stand now.
+"""GET /metrics, for Prometheus: the counters of this process and the current state.
 
 Every process is scraped for itself; the numbers of runs in the database are the same in each. Numbers tell
 about everybody's work, so they are given to callers on this machine and to tokens of staff alone.

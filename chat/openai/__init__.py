@@ -1,4 +1,4 @@
-"""The edge for clients of OpenAI's protocol, under /v1/.
+"""OpenAI's protocol under /v1/, so that its clients can talk to our agents.
 
-Imported by the addresses.
+Only the addresses import it.
 """

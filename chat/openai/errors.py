@@ -73,7 +73,7 @@ def run_headers(run: Data) -> dict[str, str]:
 
 
 def handle(error: Exception, context: dict[str, Any]) -> Response | None:
-    """The answer to what a view has raised; None for what nobody foresaw, which Django logs as a 500."""
+    """The answer to an exception of a view; None for an unexpected one, which Django logs as a 500."""
     answer = errors.handle(error, context)
     if answer is None:
         return None

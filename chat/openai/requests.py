@@ -1,18 +1,17 @@
-"""What a client of OpenAI's protocol asks for, read into the terms of a turn.
+"""Read a request of OpenAI's protocol as a turn.
 
-An agent is no bare model: it brings its own tools, instructions and sampling. What would change the form of
-the answer and cannot be done is refused; what only tunes a model (temperature, top_p, max_tokens, stop,
-seed, penalties, ``user`` and the like) is ignored, and so is what nobody knows.
+An agent has its own tools, instructions and sampling. Parameters that would change the form of the answer are
+refused. Parameters that only tune a model (temperature, top_p, max_tokens, stop, seed, penalties, ``user``)
+are ignored, and so are unknown ones.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ValidationError as DjangoValidationError
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from rest_framework.exceptions import ValidationError
 
 from chat.api.errors import sentence
@@ -21,20 +20,23 @@ from chat.openai.errors import Refused, Unsupported
 from runs.errors import TooLarge
 from runs.states import OnDisconnect
 
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
+
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionRequest:
     """A turn, as it was asked for."""
 
     model: str  # the agent
     text: str  # the last message, which is the user's
-    earlier: list[BaseMessage]  # those before it; of a session that exists already none is read
+    earlier: "list[BaseMessage]"  # those before it; of a session that exists already none is read
     stream: bool
     include_usage: bool  # on a chunk of its own at the end of the stream
     on_disconnect: OnDisconnect
 
 
-def read(data: Mapping[str, Any], *, session_exists: bool) -> Completion:
+def read(data: Mapping[str, Any], *, session_exists: bool) -> CompletionRequest:
     """Read the body of a request. Raises Refused, Unsupported and TooLarge, naming the field."""
     _refuse_unsupported(data)
     model = data.get("model")
@@ -54,7 +56,7 @@ def read(data: Mapping[str, Any], *, session_exists: bool) -> Completion:
     text = _text(messages[-1].get("content"), last)
     if not text.strip():
         raise Refused("The last message is empty. Write something.", last)
-    return Completion(
+    return CompletionRequest(
         model=model,
         text=text,
         earlier=[_message(message, f"messages[{place}]") for place, message in enumerate(read_messages[:-1])],
@@ -114,8 +116,10 @@ def _refuse_unprintable(messages: Sequence[Any]) -> None:
             raise Refused(sentence(error.detail), f"messages[{place}]") from None
 
 
-def _message(message: Any, name: str) -> BaseMessage:
+def _message(message: Any, name: str) -> "BaseMessage":
     """One of the earlier messages as LangChain has it."""
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+
     if not isinstance(message, dict):
         raise Refused(f'"{name}" must be an object.', name)
     content = message.get("content")

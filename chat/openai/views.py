@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, in front of the agents. A client of theirs needs the base URL and a token."""
+"""The views of OpenAI's protocol. Its clients need our base URL and an API token."""
 
 from functools import partial
 from http import HTTPStatus
@@ -10,25 +10,26 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from chat.access import disconnects, throttles
+from chat.access import run_connections, throttles
 from chat.access.authentication import BearerAuthentication
-from chat.access.disconnects import Attendance
 from chat.access.logins import login_of
+from chat.access.run_connections import RunConnection
 from chat.api import inputs, streams
-from chat.api.asynchronous import AsyncView, actor_of
+from chat.api.async_view import AsyncView, actor_of
 from chat.openai import requests
-from chat.openai.answers import Answer
+from chat.openai.completions import Completion
 from chat.openai.errors import ModelNotFound, body, handle, run_headers
-from chat.openai.requests import Completion
+from chat.openai.requests import CompletionRequest
 from runs import operations
 from runs.errors import AgentMismatch
 from runs.foundation.database import in_thread
 from runs.operations import Actor, Data, Started
+from runs.wire import contract
 
 
 @csrf_exempt
 async def nothing_here(request: HttpRequest) -> JsonResponse:
-    """Every address under /v1/ that is none of ours, for everybody alike."""
+    """The 404 for unknown addresses under /v1/, with or without a login."""
     status = HTTPStatus.NOT_FOUND
     return JsonResponse(body(status, "not_found", "There is no such address in this API."), status=status)
 
@@ -68,26 +69,26 @@ class ChatCompletions(View):
         )
         key = request.headers.get("Idempotency-Key")
         if key is not None:
-            key = inputs.Key.read({"key": key})["key"]
+            key = inputs.IdempotencyKey.read({"key": key})["key"]
         start = partial(_start, actor_of(request), asked, session_id, key)
-        attending, run = await disconnects.begin(Attendance, login_of(request), start)
-        answer = Answer(attending, run, asked.model)
+        connection, run = await run_connections.start(RunConnection, login_of(request), start)
+        completion = Completion(connection, run, asked.model)
         response: HttpResponseBase
         if asked.stream:
-            response = streams.response(answer.chunks(include_usage=asked.include_usage))
+            response = streams.response(completion.chunks(include_usage=asked.include_usage))
         else:
-            response = Response(await answer.completion())
+            response = Response(await completion.whole())
         for name, value in run_headers(run).items():
             response.headers[name] = value
         return response
 
 
-def _start(user: Actor, asked: Completion, session_id: str | None, key: str | None) -> Started:
+def _start(user: Actor, asked: CompletionRequest, session_id: str | None, key: str | None) -> Started:
     """Start the turn; the Run."""
     _agent(asked.model)
-    throttles.admit_turn(user)
     if session_id is None:
-        return operations.start_session(
+        return throttles.start_turn(
+            operations.start_session,
             user,
             asked.text,
             agent=asked.model,
@@ -98,17 +99,19 @@ def _start(user: Actor, asked: Completion, session_id: str | None, key: str | No
     agent = operations.session_snapshot(user, session_id)["agent"]
     if agent != asked.model:
         raise AgentMismatch(f'This session belongs to the agent "{agent}".')
-    return operations.start_turn(user, session_id, asked.text, key=key, on_disconnect=asked.on_disconnect)
+    return throttles.start_turn(
+        operations.start_turn, user, session_id, asked.text, key=key, on_disconnect=asked.on_disconnect
+    )
 
 
-def _agent(name: str) -> Data:
+def _agent(name: str) -> contract.Agent:
     found = next((agent for agent in operations.agents() if agent["name"] == name), None)
     if found is None:
         raise ModelNotFound("There is no such agent. GET /v1/models lists those there are.", "model")
     return found
 
 
-def _model(agent: Data) -> Data:
+def _model(agent: contract.Agent) -> Data:
     """An agent as a model; when it was created is nothing an agent has."""
     return {
         "id": agent["name"],

@@ -1,4 +1,4 @@
-"""The pages that people use.
+"""The pages for people: the chat and the account.
 
-Imported by the addresses.
+Only the addresses and the settings import it.
 """

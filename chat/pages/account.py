@@ -96,4 +96,4 @@ def _page(request: HttpRequest, *, status: int = 200, **context: Any) -> HttpRes
         "now": timezone.now(),
         **context,
     }
-    return render(request, "account/account.html", shown, status=status)
+    return render(request, "pages/account.html", shown, status=status)

@@ -1,4 +1,4 @@
-"""The list of one's conversations: most recent first, searched, paged by a cursor."""
+"""The user's list of sessions on the page: most recent first, with search and a cursor."""
 
 import uuid
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from django.db.models import Q, QuerySet
 from django.utils.dateparse import parse_datetime
 
 from runs import operations
+from runs.foundation.limits import SEARCH_LIMIT
 from runs.models import Session
 from runs.operations import Actor
 
@@ -17,7 +18,7 @@ PAGE = 40
 
 def read(user: Actor, query: Mapping[str, str]) -> dict[str, Any]:
     """``{sessions, search, older}``; ``query`` is the page's own: ``q`` searches, ``older`` pages."""
-    search = query.get("q", "").replace("\x00", "").strip()[:200]
+    search = query.get("q", "").replace("\x00", "").strip()[:SEARCH_LIMIT]
     rows = _behind(operations.sessions(user, search=search), query.get("older", ""))
     page = list(rows[: PAGE + 1])
     more = len(page) > PAGE

@@ -1,4 +1,4 @@
-"""A session's history in the shape the page shows it: turns, each with its messages and its ending."""
+"""The history of a session as the page shows it: turns, each with its messages and how it ended."""
 
 import json
 from collections.abc import Sequence
@@ -10,8 +10,9 @@ from asgiref.sync import async_to_sync
 from chat.rendering import render_all
 from runs import operations, operators
 from runs.models import Run
-from runs.operations import Actor, Data, Id
+from runs.operations import Actor, Id
 from runs.states import Resolution, RunStatus, SessionStatus
+from runs.wire import contract
 
 PAGE = 200  # messages on a page before the reader asks for all
 TURN = 40  # messages that are read for one turn before it is looked for in all
@@ -30,8 +31,8 @@ class Question:
 class Turn:
     """What one run added to the conversation."""
 
-    run: Data  # Run
-    messages: list[Data] = field(default_factory=list)  # Message, oldest first; the agent's with its ``html``
+    run: contract.Run
+    messages: list[contract.Message] = field(default_factory=list)  # oldest first; the agent's with ``html``
     questions: list[Question] = field(default_factory=list)  # open ones only
     answered: bool = False  # waiting, and the answer is stored already
     words: str = ""  # the user's, for editing and sending again
@@ -56,7 +57,7 @@ class Turn:
 class Transcript:
     """A session, its turns, and the point from which a client follows on."""
 
-    session: Data  # Session
+    session: contract.Session
     turns: list[Turn]  # of the runs that have left the queue
     cursor: tuple[str, int] | None  # (run, seq) of the last event that is in the turns
     complete: bool  # False when older messages were left out
@@ -120,14 +121,14 @@ def open_questions(run: Run) -> dict[str, Any]:
     }
 
 
-def _cursor(latest: Data | None) -> tuple[str, int] | None:
+def _cursor(latest: contract.Run | None) -> tuple[str, int] | None:
     if latest is None:
         return None
     # What is in the queue is no turn yet: all of its events are still to come.
     return latest["id"], 0 if latest["position"] is None else latest["last_seq"]
 
 
-def _turns(actor: Actor, history: Data) -> list[Turn]:
+def _turns(actor: Actor, history: contract.History) -> list[Turn]:
     session, messages, latest = history["session"], history["messages"], history["run"]
     shown = {message["run"] for message in messages if message["run"]}
     if latest is not None and latest["resolution"] != Resolution.RETRIED:
@@ -167,7 +168,7 @@ def _add_reasons(turns: dict[str, Turn]) -> None:
             turn.operators_reason = reasons.get(key)
 
 
-def _turn(row: Run, run: Data) -> Turn:
+def _turn(row: Run, run: contract.Run) -> Turn:
     turn = Turn(run=run, words=row.input)
     if run["status"] == RunStatus.WAITING:
         turn.answered = row.answers is not None

@@ -23,7 +23,7 @@ from chat.access import throttles
 from chat.pages import session_list, transcript
 from runs import operations
 from runs.errors import EngineError, IdempotencyConflict, Invalid, NotFound, NotWaiting
-from runs.operations import Actor, Data
+from runs.operations import Actor
 from runs.states import Multitask, Origin
 
 View = Callable[..., HttpResponseBase]
@@ -71,24 +71,31 @@ def turns(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     """The turns as the page shows them, or one (``?run=``): what a script puts in place of streamed text."""
     run_id = request.GET.get("run")
     if run_id is None:
-        return render(request, "chat/turns.html", {"transcript": _read(request, session_id)})
+        return render(request, "pages/parts/turns.html", {"transcript": _read(request, session_id)})
     turn = transcript.read_turn(_user(request), session_id, run_id)
     if turn is None:
         raise Http404
-    return render(request, "chat/turn.html", {"turn": turn, "session_id": str(session_id)})
+    return render(request, "pages/parts/turn.html", {"turn": turn, "session_id": str(session_id)})
 
 
 @page
 @require_GET
 def list_of_sessions(request: HttpRequest) -> HttpResponse:
-    return render(request, "chat/session_list.html", session_list.read(_user(request), request.GET))
+    return render(request, "pages/parts/session_list.html", session_list.read(_user(request), request.GET))
 
 
 @page
 @require_POST
 def send(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     """Start a turn, or put it in line behind the one that is active."""
-    _start_turn(request, session_id)
+    throttles.start_turn(
+        operations.start_turn,
+        _user(request),
+        session_id,
+        _text(request) or "",
+        key=_request_id(request),
+        multitask=Multitask.ENQUEUE,
+    )
     return _done(request, "chat:session", session_id=session_id)
 
 
@@ -104,7 +111,7 @@ def stop(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
         return render(
-            request, "chat/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
+            request, "pages/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
         )
     operations.rename_session(_user(request), session_id, request.POST.get("title", "").strip())
     return _done(request, "chat:session", session_id=session_id)
@@ -115,7 +122,7 @@ def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 def delete(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
         return render(
-            request, "chat/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
+            request, "pages/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
         )
     async_to_sync(operations.delete_session)(_user(request), session_id)
     return _done(request, "chat:new")
@@ -135,16 +142,12 @@ def answer(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> Ht
     return _done(request, "chat:session", session_id=session_id)
 
 
-def _run_command(
-    apply: Callable[[Actor, uuid.UUID, HttpRequest], Data], *, starts_turn: bool = False
-) -> View:
+def _run_command(apply: Callable[[Actor, uuid.UUID, HttpRequest], Any]) -> View:
     @page
     @require_POST
     def view(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> HttpResponse:
         if operations.get_run(_user(request), run_id)["session"] != str(session_id):
             raise Http404
-        if starts_turn:
-            throttles.admit_turn(_user(request))
         apply(_user(request), run_id, request)
         return _done(request, "chat:session", session_id=session_id)
 
@@ -152,39 +155,33 @@ def _run_command(
 
 
 cancel_run = _run_command(lambda user, run_id, request: operations.cancel_run(user, run_id))
-resume = _run_command(lambda user, run_id, request: operations.resume(user, run_id), starts_turn=True)
+resume = _run_command(lambda user, run_id, request: throttles.start_turn(operations.resume, user, run_id))
 retry = _run_command(
-    lambda user, run_id, request: operations.retry(user, run_id, _text(request)), starts_turn=True
+    lambda user, run_id, request: throttles.start_turn(operations.retry, user, run_id, _text(request))
 )
 dismiss = _run_command(lambda user, run_id, request: operations.dismiss(user, run_id))
 
 
 @require_GET
 def favicon(request: HttpRequest) -> HttpResponse:
-    return redirect(static("chat/favicon.svg"), permanent=True)
+    return redirect(static("pages/favicon.svg"), permanent=True)
 
 
 def _open_session(request: HttpRequest) -> str:
     """Open a session with its first turn; both or nothing. The form's request id makes sending it twice open
     one session, and refuses other words: they would be lost in the one that there is.
     """
-    throttles.admit_turn(_user(request))
     text, key = _text(request) or "", _request_id(request)
     agent = operations.agents()[0]["name"]
     try:
-        run = operations.start_session(_user(request), text, agent=agent, origin=Origin.CHAT, key=key)
+        run = throttles.start_turn(
+            operations.start_session, _user(request), text, agent=agent, origin=Origin.CHAT, key=key
+        )
     except IdempotencyConflict:
         raise IdempotencyConflict(
             "This message was sent already, in other words: its chat is in the list. These need a new one."
         ) from None
     return str(run["session"])
-
-
-def _start_turn(request: HttpRequest, session_id: uuid.UUID | str) -> Data:
-    throttles.admit_turn(_user(request))
-    text = _text(request) or ""
-    key = _request_id(request)
-    return operations.start_turn(_user(request), session_id, text, key=key, multitask=Multitask.ENQUEUE)
 
 
 def _text(request: HttpRequest) -> str | None:
@@ -216,7 +213,7 @@ def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> H
         "message_limit": settings.RUNS_MESSAGE_LIMIT,
         "gone": "gone" in request.GET,
     }
-    return render(request, "chat/page.html", context)
+    return render(request, "pages/chat.html", context)
 
 
 def _done(request: HttpRequest, to: str, **kwargs: Any) -> HttpResponse:

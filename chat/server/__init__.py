@@ -1,4 +1,4 @@
-"""Daphne's server as we run it, from the port to the departure.
+"""The server process: daphne with a start, a shutdown and limits.
 
-Imported by commands and by the cluster.
+Only management commands, the cluster and the project import it.
 """

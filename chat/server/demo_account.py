@@ -1,4 +1,4 @@
-"""The account that quickstart offers, so that everything can be tried at once."""
+"""The demo account that ``quickstart`` creates."""
 
 import json
 import secrets

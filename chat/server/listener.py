@@ -1,4 +1,4 @@
-"""Where a server listens."""
+"""The socket and the address that a server listens on."""
 
 import socket
 

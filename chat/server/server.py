@@ -1,7 +1,7 @@
-"""The server process: daphne's Server with a beginning and an end.
+"""Daphne's server with a start and a shutdown of the application.
 
-Daphne has no start-up or shutdown of its own for the application: it would take requests before the
-engine is ready and while it drains, and its clean-up breaks on half-open requests.
+Daphne has neither. It would take requests before the engine is ready and while the engine drains, and its
+clean-up fails on half-open requests.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from twisted.logger import STDLibLogObserver, globalLogBeginner
 
 from chat.server.listener import CannotListen
 from chat.server.transport import Request, Requests, Socket, Sockets
-from runs.foundation.departure import FAILED, Departure
+from runs.foundation.shutdown import FAILED, Shutdown
 
 logger = logging.getLogger(__name__)
 reactor: Any = installed_reactor  # its type depends on what was installed
@@ -45,7 +45,7 @@ class EngineBroken(Exception):
 
 
 def _settle_memory() -> None:
-    """What is there before the first request stays: let the garbage collector pass over it from now on."""
+    """Let the garbage collector skip what exists before the first request, since that stays."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -86,7 +86,7 @@ class Server(daphne.server.Server):
         self._on_leaving = on_leaving
         self._patience = patience
         self._loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
-        self._departure = Departure(self._loop, drain_timeout)
+        self._shutdown = Shutdown(self._loop, drain_timeout)
 
     def run(self) -> None:
         """Serve until told to leave. Raises what the engine raised, and CannotListen."""
@@ -96,13 +96,13 @@ class Server(daphne.server.Server):
         observer: Any = STDLibLogObserver("twisted")
         globalLogBeginner.beginLoggingTo([observer], redirectStandardIO=False)
         asyncio.set_event_loop(self._loop)
-        self._departure.heed_signals()
+        self._shutdown.handle_signals()
         life = self._loop.create_task(self._live(), name="server")
         life.add_done_callback(lambda _: reactor.stop())
         reactor.run(installSignalHandlers=False)
         if life.exception() is not None:
-            self._departure.exit_code = FAILED
-        self._departure.set_deadline()  # what is stuck may also hold up the end of the interpreter
+            self._shutdown.exit_code = FAILED
+        self._shutdown.start_deadline()  # what is stuck may also hold up the end of the interpreter
         life.result()
 
     async def _live(self) -> None:
@@ -111,7 +111,7 @@ class Server(daphne.server.Server):
             _settle_memory()
             port = self._listen()
             self._on_listening(port.getHost().port)
-            is_broken = await self._departure.reason(engine.broken)
+            is_broken = await self._shutdown.wait(engine.broken)
             await defer.maybeDeferred(port.stopListening).asFuture(self._loop)
             if is_broken:
                 raise EngineBroken
@@ -134,8 +134,8 @@ class Server(daphne.server.Server):
 
     async def _leave(self, engine: Engine) -> None:
         """Drain the engine and end all connections, within the time there is."""
-        until = self._departure.until
-        leaving = asyncio.create_task(engine.leave(self._departure.seconds_left), name="engine leaves")
+        until = self._shutdown.deadline
+        leaving = asyncio.create_task(engine.leave(self._shutdown.seconds_left), name="engine leaves")
         await asyncio.sleep(0)  # the engine refuses turns before the first client comes back
         self._on_leaving()
         for protocol in list(self.connections):

@@ -1,4 +1,4 @@
-"""What the commands that serve have in common."""
+"""Start the server. ``serve`` and ``quickstart`` share this."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,8 +9,8 @@ from django.db import connection, connections
 
 from chat.access import open_connections
 from chat.server.listener import CannotListen, bind
+from chat.server.lock_file import AlreadyRunning, exclusive
 from chat.server.server import EngineBroken, Server
-from chat.server.sole_server import AlreadyRuns, sole
 from runs.foundation.database import is_migrated
 from runs.lifecycle import dispatch, liveness
 from runs.worker.engine import Engine
@@ -27,7 +27,7 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
     ``prepare`` is called when this is certain to be the only server and the port is free, ``on_listening``
     with the port when the first request can come. Raises CannotServe.
     """
-    lock = sole(settings.DATA_DIR / "server.lock") if connection.vendor == "sqlite" else nullcontext()
+    lock = exclusive(settings.DATA_DIR / "server.lock") if connection.vendor == "sqlite" else nullcontext()
     try:
         with lock, bind(host, port) as listener:
             prepare()
@@ -39,9 +39,9 @@ def serve(host: str, port: int, *, prepare: Callable[[], None], on_listening: Ca
                 start_engine=Engine.start if dispatch.is_shared() else Supervisor.start,
                 drain_timeout=settings.RUNS_DRAIN_TIMEOUT,
                 on_listening=on_listening,
-                on_leaving=open_connections.leave,
+                on_leaving=open_connections.end_all,
             ).run()
-    except AlreadyRuns as error:
+    except AlreadyRunning as error:
         raise CannotServe(
             f"Process {error.process} already serves {settings.DATA_DIR}, and with SQLite there can be only "
             "one server. Stop it, or set DATABASE_URL to use PostgreSQL."

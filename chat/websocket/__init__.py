@@ -1,4 +1,4 @@
-"""The WebSocket edge.
+"""The WebSocket protocol: a session live, and a user's list of sessions live.
 
-Imported by the project's ASGI application.
+Only the project's ASGI application imports it.
 """

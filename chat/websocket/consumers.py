@@ -1,6 +1,6 @@
 """The WebSocket consumers: one session live, and the user's list live.
 
-A socket is transport: what ends one ends no run. Close codes beside the protocol's own:
+The end of a socket ends no run. Close codes beside the protocol's own:
 
 ==== ==============================================================================================
 1000 an error frame before it says why (``cursor_gone``: reload the history; ``invalid``: no cursor), or the
@@ -26,18 +26,19 @@ from urllib.parse import parse_qs
 
 from chat.access.throttles import Throttled
 from chat.websocket import frames
+from chat.websocket.base_consumer import Close, Consumer
 from chat.websocket.frames import Command
-from chat.websocket.sockets import Close, Socket
 from runs import operations
 from runs.errors import CursorGone, EngineError, Invalid, NotFound
 from runs.foundation.database import in_thread
 from runs.operations import Data
+from runs.wire import contract
 
 # Commands that may wait to be carried out, and cancels whose end may be awaited, on one socket.
 COMMAND_LIMIT = 32
 
 
-class ListSocket(Socket):
+class SessionListConsumer(Consumer):
     """``/ws/sessions/``: the user's own list, live. It takes no commands."""
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -50,7 +51,7 @@ class ListSocket(Socket):
         raise Close(1000)
 
 
-class SessionSocket(Socket):
+class SessionConsumer(Consumer):
     """``/ws/sessions/<id>/``: one session live, and the commands on it.
 
     Commands are carried out one after another, in the order they came; what takes long (the end of a cancel)
@@ -102,10 +103,10 @@ class SessionSocket(Socket):
                 await self.refuse(command.request_id, error.code, error.message)
 
     async def _carry_out_one(self, command: Command) -> None:
-        if command.awaited and self._awaited_cancels >= COMMAND_LIMIT:
+        if command.awaits_cancel and self._awaited_cancels >= COMMAND_LIMIT:
             raise Throttled("Too many cancels of this socket are pending; this one was not taken.")
         result = await in_thread(command.act, self.user)
-        if command.awaited:
+        if command.awaits_cancel:
             self._awaited_cancels += 1
             self.tasks.create_task(
                 self._tell_settled(command.request_id, result), name="socket: await cancel"
@@ -113,7 +114,7 @@ class SessionSocket(Socket):
         else:
             await self._respond(command.request_id, result)
 
-    async def _tell_settled(self, request_id: str | None, cancellation: Data) -> None:
+    async def _tell_settled(self, request_id: str | None, cancellation: contract.Cancellation) -> None:
         """Answer a cancel once it has settled. The cancel itself does not depend on this task."""
         try:
             settled = await operations.wait_for_cancellation(cancellation, None)
@@ -127,5 +128,5 @@ class SessionSocket(Socket):
         finally:
             self._awaited_cancels -= 1
 
-    async def _respond(self, request_id: str | None, result: Data) -> None:
+    async def _respond(self, request_id: str | None, result: Any) -> None:
         await self.tell({"type": "response", "request_id": request_id, "result": result})

@@ -1,8 +1,9 @@
-"""The frames of a socket: what the engine tells becomes text, what a client says becomes a command."""
+"""The frames of a socket. Each is one JSON text: a change for the client, or a command of the client's."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from chat.access import throttles
 from chat.api import inputs
@@ -18,8 +19,9 @@ from runs.live.follow import (
     SessionDeleted,
     SummaryChanged,
 )
-from runs.operations import Actor, Data
+from runs.operations import Actor, Data, Started
 from runs.states import CancelOutcome
+from runs.wire import contract
 
 
 def encode(item: Item) -> str:
@@ -60,8 +62,8 @@ class Command:
     """What a frame asks for, checked and ready."""
 
     request_id: str | None  # comes back with the answer
-    act: Callable[[Actor], Data]  # to be called with the user in a database thread; raises EngineError
-    awaited: bool  # whether the answer is the end of the cancel that ``act`` has requested
+    act: Callable[[Actor], Any]  # called with the user in a database thread; raises EngineError
+    awaits_cancel: bool  # answered when the cancel that ``act`` requests has settled
 
 
 def command(frame: Data, session_id: str) -> Command:
@@ -73,55 +75,48 @@ def command(frame: Data, session_id: str) -> Command:
         raise Invalid("There is no frame of this type.")
     reader, act = _COMMANDS[frame["type"]]
     values = {"session": session_id, "request_id": frame.get("request_id"), **reader.read(frame)}
-    return Command(values["request_id"], lambda user: act(user, values), awaited=act is _cancel)
+    return Command(
+        values["request_id"], lambda user: act(user, values), awaits_cancel=frame["type"] == "agent.cancel"
+    )
 
 
-def failure_of(cancellation: Data) -> str | None:
+def failure_of(cancellation: contract.Cancellation) -> str | None:
     """Why a settled cancel did not do what was asked; None when it did."""
     return _FAILURES.get(cancellation["outcome"])
 
 
-_FAILURES = {
+_FAILURES: dict[str | None, str] = {
     CancelOutcome.TIMED_OUT: "The worker did not answer in time. The turn goes on; try the cancel again.",
     CancelOutcome.FAILED: "The cancel broke off. The turn may go on; try the cancel again.",
 }
 
 
-def _start(user: Actor, values: Data) -> Data:
-    throttles.admit_turn(user)
+def _start(user: Actor, values: Data) -> Started:
     options = {name: values[name] for name in ("multitask", "stream_modes") if name in values}
-    return operations.start_turn(
-        user, values["session"], values["input"], key=values["request_id"], **options
+    return throttles.start_turn(
+        operations.start_turn, user, values["session"], values["input"], key=values["request_id"], **options
     )
 
 
-def _cancel(user: Actor, values: Data) -> Data:
-    return operations.cancel_session(user, values["session_id"], reason=values.get("reason", ""))
-
-
-def _answer(user: Actor, values: Data) -> Data:
-    return operations.answer(user, values["run"], values["answers"])
-
-
-def _resume(user: Actor, values: Data) -> Data:
-    throttles.admit_turn(user)
-    return operations.resume(user, values["run"])
-
-
-def _retry(user: Actor, values: Data) -> Data:
-    throttles.admit_turn(user)
-    return operations.retry(user, values["run"], values.get("input"))
-
-
-def _dismiss(user: Actor, values: Data) -> Data:
-    return operations.dismiss(user, values["run"])
-
-
-_COMMANDS: dict[str, tuple[type[inputs.Input], Callable[[Actor, Data], Data]]] = {
+_COMMANDS: dict[str, tuple[type[inputs.Input], Callable[[Actor, Data], Any]]] = {
     "turn.start": (inputs.TurnFrame, _start),
-    "agent.cancel": (inputs.SessionFrame, _cancel),
-    "run.answer": (inputs.AnswerFrame, _answer),
-    "run.resume": (inputs.RunFrame, _resume),
-    "run.retry": (inputs.RetryFrame, _retry),
-    "run.dismiss": (inputs.RunFrame, _dismiss),
+    "agent.cancel": (
+        inputs.CancelFrame,
+        lambda user, values: operations.cancel_session(
+            user, values["session_id"], reason=values.get("reason", "")
+        ),
+    ),
+    "run.answer": (
+        inputs.AnswerFrame,
+        lambda user, values: operations.answer(user, values["run"], values["answers"]),
+    ),
+    "run.resume": (
+        inputs.RunFrame,
+        lambda user, values: throttles.start_turn(operations.resume, user, values["run"]),
+    ),
+    "run.retry": (
+        inputs.RetryFrame,
+        lambda user, values: throttles.start_turn(operations.retry, user, values["run"], values.get("input")),
+    ),
+    "run.dismiss": (inputs.RunFrame, lambda user, values: operations.dismiss(user, values["run"])),
 }

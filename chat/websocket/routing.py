@@ -1,5 +1,7 @@
-"""The way in for WebSockets. Who may not come in is refused before the handshake is accepted, with a 403.
-While the database does not tell who it is, the answer is a 503, and the client may try again.
+"""The addresses of the WebSockets, and the check of their logins.
+
+A handshake without a valid login is refused with a 403. While the database is unavailable it is answered
+with a 503, and the client may try again.
 
 A bearer token in the Authorization header needs no Origin: no browser sends one by itself. A session cookie
 does come by itself, from any site's page, so with a cookie the Origin must be there and be ours. An Origin
@@ -26,9 +28,9 @@ from chat.access import logins
 from chat.access.authentication import bearer_token
 from chat.access.logins import Login
 from chat.api.errors import body
-from chat.websocket.consumers import ListSocket, SessionSocket
-from runs.errors import DatabaseAway
-from runs.foundation.database import AWAY, in_thread
+from chat.websocket.consumers import SessionConsumer, SessionListConsumer
+from runs.errors import DatabaseUnavailable
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +44,19 @@ async def deny(scope: dict[str, Any], receive: Any, send: Any) -> None:
     await send({"type": "websocket.close"})
 
 
-async def put_off(scope: dict[str, Any], receive: Any, send: Any) -> None:
+async def answer_unavailable(scope: dict[str, Any], receive: Any, send: Any) -> None:
     """Answer a handshake with a 503 that has the form of REST's errors."""
     await receive()
-    away = DatabaseAway()
+    unavailable = DatabaseUnavailable()
     headers = [(b"Content-Type", b"application/json"), (b"Retry-After", b"1")]
-    content = json.dumps(body(away.code, away.message)).encode()
+    content = json.dumps(body(unavailable.code, unavailable.message)).encode()
     # An extension of ASGI that our server knows.
-    await send({"type": "websocket.http.response.start", "status": away.status, "headers": headers})
+    await send({"type": "websocket.http.response.start", "status": unavailable.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": content})
 
 
-class Gate:
-    """ASGI middleware: lets sockets of our own pages and of known tokens through, as ``scope["login"]``."""
+class LoginMiddleware:
+    """ASGI middleware: passes sockets of our own pages and of valid tokens on, with ``scope["login"]``."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -63,9 +65,9 @@ class Gate:
         try:
             async with asyncio.timeout(LOGIN_WITHIN):
                 login = await self._login(scope)
-        except (*AWAY, TimeoutError) as error:
+        except (*DATABASE_UNAVAILABLE, TimeoutError) as error:
             logger.warning("A handshake is put off, since the database does not answer: %r", error)
-            await put_off(scope, receive, send)
+            await answer_unavailable(scope, receive, send)
             return
         if login is None:
             await deny(scope, receive, send)
@@ -78,15 +80,15 @@ class Gate:
             return None
         token = bearer_token(request.headers.get("Authorization", ""))
         origin = request.headers.get("Origin")
-        if not (is_ours(origin, request) if origin is not None else token is not None):
+        if not (is_allowed_origin(origin, request) if origin is not None else token is not None):
             return None
         if token is not None:
             return await in_thread(logins.by_token, token)
         return await in_thread(logins.by_session, request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""))
 
 
-def is_ours(origin: str, request: HttpRequest) -> bool:
-    """Whether a page of this origin may open sockets with our cookie."""
+def is_allowed_origin(origin: str, request: HttpRequest) -> bool:
+    """Whether a page of this origin may open sockets with its user's cookie."""
     try:
         parts = urlsplit(origin)
         host = request.get_host()
@@ -119,11 +121,11 @@ def _as_request(scope: dict[str, Any]) -> HttpRequest | None:
 
 
 # Django's types know of its own views only; channels routes to ASGI applications by the same functions.
-_list: Any = ListSocket.as_asgi()
-_session: Any = SessionSocket.as_asgi()
+_list: Any = SessionListConsumer.as_asgi()
+_session: Any = SessionConsumer.as_asgi()
 _nothing: Any = deny
 
-websocket_application = Gate(
+websocket_application = LoginMiddleware(
     URLRouter(
         [
             path("ws/sessions/", _list),

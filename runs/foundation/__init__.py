@@ -1,4 +1,4 @@
-"""What every room stands on: values, statements, threads, this process. Knows nothing of runs.
+"""Values, SQL, limits, database threads and this process, without any knowledge of runs.
 
 Every room may import it; it imports none.
 """

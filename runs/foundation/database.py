@@ -1,7 +1,6 @@
-"""The way from the event loop to the ORM: a pool of threads that does nothing else.
+"""From the event loop to the ORM: a thread pool for database work only.
 
-Separate from the threads of requests and of graphs, so that neither a slow view nor a hung tool can
-hold up the writing of events.
+Requests and graphs have other threads, so neither a slow view nor a tool that hangs delays the events.
 """
 
 import asyncio
@@ -17,9 +16,9 @@ from django.db.migrations.executor import MigrationExecutor
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What says that the database cannot do its work for the moment: the first two of the ORM, the others of the
-# drivers, which the checkpoints use without it.
-AWAY = (
+# Errors of a database that does not work for the moment: two of the ORM, and those of the drivers, which
+# checkpoints use without the ORM.
+DATABASE_UNAVAILABLE = (
     OperationalError,
     InterfaceError,
     psycopg.OperationalError,
@@ -29,25 +28,25 @@ AWAY = (
 
 
 def is_held(error: BaseException) -> bool:
-    """Whether the database answers, and somebody holds a row for longer than we wait."""
+    """Whether the database works, and another transaction held a row for longer than we wait."""
     return isinstance(error.__cause__, psycopg.errors.LockNotAvailable)
 
 
-# SQLite has one writer and PostgreSQL a bounded pool of connections: more threads would only wait.
+# More threads would only wait: SQLite has one writer, and PostgreSQL a bounded pool of connections.
 _threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="database")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run ``function`` in a thread that may use the ORM, and return what it returns.
+    """Run ``function`` in a database thread and return its result.
 
-    If the caller is cancelled meanwhile, the function still runs to its end, and its transaction with it.
+    If the caller is cancelled, the function and its transaction still run to their end.
     """
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_threads, lambda: call_with_connection(function, *args, **kwargs))
 
 
 def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``function`` in this thread with a usable connection, and give the connection back after."""
+    """Call ``function`` in this thread with a usable connection. The connection is given back afterwards."""
     close_old_connections()
     try:
         return function(*args, **kwargs)
@@ -56,6 +55,6 @@ def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kw
 
 
 def is_migrated() -> bool:
-    """Whether the database has all migrations."""
+    """Whether all migrations are applied."""
     executor = MigrationExecutor(connection)
     return not executor.migration_plan(executor.loader.graph.leaf_nodes())

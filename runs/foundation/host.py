@@ -1,4 +1,4 @@
-"""Where this process is: its host, its boot, its name."""
+"""The host of this process, and the name of the process."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @cache
 def this_host() -> tuple[str, str]:
-    """Name of this host and id of its boot: within both, a process id means something."""
+    """(name, id of its boot) of this host. A process id is unique only within both."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -17,5 +17,5 @@ def this_host() -> tuple[str, str]:
 
 
 def this_process() -> str:
-    """The name of this process among all that serve and work: host and process id."""
+    """The name of this process among those that serve and work: host and process id."""
     return f"{this_host()[0]}:{os.getpid()}"

@@ -1,6 +1,6 @@
-"""Which worker, session and run a line of the log is about: set where work begins, read by a formatter.
+"""The worker, session and run of a log record: bound where work begins, read by a formatter.
 
-A task inherits what was set where it was created; so do the threads of a graph's tools.
+Tasks and the threads of a graph's tools inherit what was bound where they were created.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=MappingProxy
 
 
 def bind(**ids: UUID | str) -> None:
-    """From here on lines of this task are about these, besides what was said before."""
+    """Add these ids to the log records of this task from now on."""
     _ids.set({**_ids.get(), **{name: str(value) for name, value in ids.items()}})
 
 
 def ids() -> Mapping[str, str]:
-    """What a line written here is about; may be empty."""
+    """The ids of a log record that is written here; may be empty."""
     return _ids.get()

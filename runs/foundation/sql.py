@@ -6,7 +6,7 @@ queryset is still written in the ORM: lookups, locks, conversions and instances 
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -106,17 +106,26 @@ def insert(instance: Model) -> None:
     instance._state.adding, instance._state.db = False, connection.alias
 
 
-def update(instance: Model, names: Iterable[str]) -> None:
-    """Write the fields ``names`` of an instance that has a row. Costs a fifth of ``Model.save``."""
+def update(instance: Model, names: Iterable[str], expected: Mapping[str, Any] | None = None) -> bool:
+    """Write the fields ``names`` of an instance, if its row has the values ``expected``; whether it had.
+
+    Costs a fifth of ``Model.save``.
+    """
     fields: list[Any] = [instance._meta.get_field(name) for name in names]
     assignments = ", ".join(f'"{field.column}" = %s' for field in fields)
     key: Any = instance._meta.pk
     connection = connections[DEFAULT_DB_ALIAS]
+    conditions, values = f'"{key.column}" = %s', _values(instance, (*fields, key), connection)
+    for name, value in (expected or {}).items():
+        field: Any = instance._meta.get_field(name)
+        conditions += f' AND "{field.column}" IS NULL' if value is None else f' AND "{field.column}" = %s'
+        values += [] if value is None else [field.get_db_prep_save(value, connection)]
     with connection.cursor() as cursor:
         cursor.execute(
-            f'UPDATE "{instance._meta.db_table}" SET {assignments} WHERE "{key.column}" = %s',  # noqa: S608 - names
-            _values(instance, (*fields, key), connection),
+            f'UPDATE "{instance._meta.db_table}" SET {assignments} WHERE {conditions}',  # noqa: S608 - names
+            values,
         )
+        return bool(cursor.rowcount)
 
 
 def _values(instance: Model, fields: Sequence[Any], connection: BaseDatabaseWrapper) -> list[Any]:

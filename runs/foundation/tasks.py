@@ -9,10 +9,10 @@ _PAUSE = 1.0
 
 
 async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel these, again and again, until all have ended; whatever they raise is dropped.
+    """Cancel these tasks, repeatedly, until all have ended. What they raise is dropped.
 
-    One cancel may be lost: before Python 3.12 ``asyncio.wait_for`` swallows one that comes together with what
-    it waits for, and libraries for databases and queues use it. Then their task just goes on.
+    A task may swallow a cancel: before Python 3.12 ``asyncio.wait_for`` does so when the cancel comes with
+    the result, and libraries for databases and queues use it.
     """
     pending = set(tasks)
     while pending:
@@ -21,4 +21,4 @@ async def end(tasks: Iterable[asyncio.Future[Any]]) -> None:
         ended, pending = await asyncio.wait(pending, timeout=_PAUSE)
         for task in ended:
             if not task.cancelled():
-                task.exception()  # which counts as looked at
+                task.exception()  # marks it as retrieved

@@ -4,18 +4,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
 
 from django.conf import settings
-from langchain_core.messages import BaseMessage
 
 from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.lifecycle import cancelling, locks, queue, resolution, titles
 from runs.live import notices
-from runs.memory import brought_messages
 from runs.models import Run, Seed, Session
 from runs.states import (
     ACTIVE,
@@ -27,6 +25,9 @@ from runs.states import (
     RunStatus,
     TitleSource,
 )
+
+if TYPE_CHECKING:
+    from langchain_core.messages import BaseMessage
 
 STREAM_MODES = ("updates", "custom")
 
@@ -85,13 +86,15 @@ def checked_text(text: Any, name: str) -> str:
 
 
 def open_session(
-    actor: Any, *, agent: str, origin: Origin, seed: Sequence[BaseMessage], key: str | None
+    actor: Any, *, agent: str, origin: Origin, seed: "Sequence[BaseMessage]", key: str | None
 ) -> Session:
     """A new session with its seed; with a ``key`` the one that was opened with it, if there is one.
 
     Belongs into the transaction that starts its first turn. Raises IdempotencyConflict when that one was
     opened with something else.
     """
+    from runs.memory import brought_messages
+
     session_id = uuid4() if key is None else uuid5(_SESSIONS_BY_KEY, f"{actor.pk} {key}")
     messages = brought_messages.serialise(session_id, seed)
     session, is_new = Session.objects.get_or_create(

@@ -1,5 +1,9 @@
-"""Cancels of runs, as they are asked for. Where a run becomes cancelled by one: ``endings.end``."""
+"""Cancels, as they are asked for: accepted, carried out at once, forced, or timed out.
 
+Where a run becomes cancelled by one is ``endings.end``.
+"""
+
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -8,8 +12,8 @@ from django.utils import timezone
 from runs.lifecycle import cancellation, dispatch, endings, liveness
 from runs.lifecycle.locks import locked_run, locked_session
 from runs.live import notices
-from runs.models import Cancellation, Run
-from runs.states import ACTIVE, TERMINAL, CancelOutcome, RunStatus
+from runs.models import Cancellation, Run, Session
+from runs.states import ACTIVE, CancelOutcome, RunStatus
 
 
 def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:
@@ -17,26 +21,22 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
 
     A run without an execution ends at once, and so does one whose worker is dead.
     """
+    asked = {"source": source, "reason": reason, "requested_by": requested_by}
     with locked_run(run_id) as (session, run):
-        if run.status in TERMINAL:
-            return endings.cancellation_of(run)
-        who = {"source": source, "reason": reason, "requested_by": requested_by}
+        if run.is_terminal:
+            return cancellation.of_ended(run)
+        expected = {"status": run.status, "claim": run.claim}
         if run.status != RunStatus.RUNNING:
-            endings.end(session, run, RunStatus.CANCELLED, asked=who)
-            return Cancellation.objects.get(run=run)
-        operation = cancellation.unsettled(session)
-        if operation is None or operation.run_id != run.id:
-            now = timezone.now()
-            run.cancel_requested_at = run.cancel_requested_at or now
-            run.save_changes()
-            operation = cancellation.accept(session, run, at=now, **who)
-        if run.worker is None or liveness.is_dead(run.worker):
+            if endings.end(session, run, RunStatus.CANCELLED, expected, asked=asked):
+                return cancellation.of_ended(run)
+        elif (operation := _accept(session, run, asked)) is not None:
+            if run.worker is not None and not liveness.is_dead(run.worker):
+                notices.stop_execution(run, fenced=False)
+                return operation
             notices.stop_execution(run, fenced=True)  # should it live after all
-            endings.end(session, run, RunStatus.CANCELLED, outcome=CancelOutcome.RECONCILED)
-            operation.refresh_from_db()
-        else:
-            notices.stop_execution(run, fenced=False)
-        return operation
+            if endings.end(session, run, RunStatus.CANCELLED, expected, outcome=CancelOutcome.RECONCILED):
+                return cancellation.of_ended(run)
+    return request_cancel(run_id, **asked)  # somebody was first: look again
 
 
 def request_session_cancel(
@@ -62,21 +62,28 @@ def request_session_cancel(
 
 def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -> Cancellation | None:
     """End a run durably without its worker, fence what still lives; None when it had ended otherwise."""
+    asked = {"source": source, "reason": reason, "requested_by": requested_by}
     with locked_run(run_id) as (session, run):
-        if run.status in TERMINAL:
-            return endings.cancellation_of(run)
-        who = {"source": source, "reason": reason, "requested_by": requested_by}
+        if run.is_terminal:
+            return cancellation.of_ended(run)
+        expected = {"status": run.status, "claim": run.claim}
         was_running = run.status == RunStatus.RUNNING
         if was_running:
-            dispatch.seal(run.id)
-        if was_running and cancellation.unsettled(session) is None:
-            now = timezone.now()
-            run.cancel_requested_at = run.cancel_requested_at or now
-            cancellation.accept(session, run, at=now, **who)
-        notices.stop_execution(run, fenced=True)
-        outcome = CancelOutcome.RECONCILED if was_running else CancelOutcome.CANCELLED
-        endings.end(session, run, RunStatus.CANCELLED, asked=who, outcome=outcome, escalated=was_running)
-        return Cancellation.objects.filter(run=run).latest("accepted_at")
+            dispatch.fence(run.id)
+        if not was_running or _accept(session, run, asked) is not None:
+            notices.stop_execution(run, fenced=True)
+            outcome = CancelOutcome.RECONCILED if was_running else CancelOutcome.CANCELLED
+            if endings.end(
+                session,
+                run,
+                RunStatus.CANCELLED,
+                expected,
+                asked=asked,
+                outcome=outcome,
+                escalated=was_running,
+            ):
+                return cancellation.of_ended(run)
+    return force_cancel(run_id, **asked)  # somebody was first: look again
 
 
 def time_out_cancellation(cancellation_id: UUID) -> bool:
@@ -88,5 +95,16 @@ def time_out_cancellation(cancellation_id: UUID) -> bool:
         overdue = cancellation.unsettled(session)
         if overdue is None or overdue.id != cancellation_id:
             return False
-        cancellation.settle(session, overdue, CancelOutcome.TIMED_OUT)
-        return True
+        return cancellation.settle(session, overdue, CancelOutcome.TIMED_OUT)
+
+
+def _accept(session: Session, run: Run, asked: Mapping[str, Any]) -> Cancellation | None:
+    """The operation in progress on a running run, or one that is opened now; None if it runs no more."""
+    operation = cancellation.unsettled(session)
+    if operation is None:
+        now = timezone.now()
+        run.cancel_requested_at = run.cancel_requested_at or now  # the first time stays
+        if not run.write(status=RunStatus.RUNNING):
+            return None
+        operation = cancellation.accept(session, run, asked, now)
+    return operation

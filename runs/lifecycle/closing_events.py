@@ -1,4 +1,4 @@
-"""What the log of a run owes before its terminal event, when no execution has written it."""
+"""What the log of a run lacks before its terminal event, when no execution has written it."""
 
 from typing import Any
 
@@ -11,13 +11,16 @@ from runs.states import EventType, RunStatus
 _CLOSED_BY_A_NOTE = (RunStatus.CANCELLED, RunStatus.FAILED)
 
 
-def owed(run: Run, *, lost: bool) -> list[Entry]:
+def of(run: Run, *, is_lost: bool) -> list[Entry]:
     """The ends of calls that are open, and the note of a turn that ended without an answer.
 
-    Nothing of that when the run may be gone on with. An execution that brought the history into order has
-    logged it all; of what a ``lost`` one did last the log may say nothing.
+    An interrupted run gets none of them, since it may be resumed. An execution that brought the history into
+    order has logged them. Of an execution that is lost, the log may lack what it did last.
     """
-    entries = tool_calls.close_open(run, resumable=run.status == RunStatus.INTERRUPTED, lost=lost)
+    if run.status == RunStatus.INTERRUPTED:
+        tool_calls.interrupt_open(run, is_lost=is_lost)
+        return []
+    entries = tool_calls.ends_of_open(run, is_lost=is_lost)
     if run.status in _CLOSED_BY_A_NOTE and not run.repaired:
         said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
         if entries or not said.has_answer:
@@ -32,12 +35,8 @@ def messages_in(entries: list[Entry]) -> int:
 
 def _note(run: Run) -> list[Entry]:
     message = {"message": note_id(run.id), "role": "assistant"}
-    whole: dict[str, Any] = {
-        "text": NOTES[RunStatus(run.status)],
-        "tool_calls": [],
-        "usage": None,
-        "status": "interrupted",
-    }
+    text = NOTES[RunStatus(run.status)]
+    whole: dict[str, Any] = {"text": text, "tool_calls": [], "usage": None, "status": "interrupted"}
     return [
         (EventType.MESSAGE_STARTED, {**message, "node": None, "namespace": []}),
         (EventType.MESSAGE_COMPLETED, {**message, **whole}),

@@ -31,11 +31,11 @@ def offer(session_id: UUID) -> bool:
     return process.current is not None and process.current.offer(session_id)
 
 
-def seal(run_id: UUID) -> None:
+def fence(run_id: UUID) -> None:
     """Before a run is taken from a live execution: the checkpoint file of SQLite cannot see a run's status,
     so the gate of its one process is closed by hand. On PostgreSQL the run's row is the fence, and a write
     that has begun may be waiting for our lock on it."""
     if connection.vendor != "sqlite":
         return
     if process.current is not None:
-        process.current.seal(run_id)
+        process.current.fence(run_id)

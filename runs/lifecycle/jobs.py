@@ -17,6 +17,8 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
+from runs.models import Run
+
 Take: TypeAlias = Callable[[UUID], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
@@ -52,18 +54,19 @@ def forget_lost(patience: timedelta) -> int:
     """Delete the jobs that are in nobody's hands although they look it; how many there were.
 
     Either the worker that had one in hand has been silent for ``patience``. Or it was begun longer ago than
-    that and its session has nothing to claim: its end could not be written, since the database was away.
+    that and nothing in its session awaits a claim: its end could not be written, since the database was away.
     """
+    waiting, values = Run.objects.awaiting_claim().values("session").query.sql_with_params()
     with connection.cursor() as cursor:
-        cursor.execute(_FORGET_LOST, {"queue": QUEUE, "patience": patience.total_seconds()})
+        cursor.execute(_FORGET_LOST.format(waiting=waiting), [patience.total_seconds(), QUEUE, *values])
         return cursor.rowcount
 
 
 _FORGET_LOST = """
 DELETE FROM procrastinate_jobs WHERE status = 'doing' AND id IN (
     SELECT job.id
-    FROM procrastinate_jobs AS job, (SELECT now() - make_interval(secs => %(patience)s) AS since) AS patience
-    WHERE job.queue_name = %(queue)s AND job.status = 'doing' AND (
+    FROM procrastinate_jobs AS job, (SELECT now() - make_interval(secs => %s) AS since) AS patience
+    WHERE job.queue_name = %s AND job.status = 'doing' AND (
         NOT EXISTS (
             SELECT 1 FROM procrastinate_workers AS worker
             WHERE worker.id = job.worker_id AND worker.last_heartbeat > patience.since
@@ -71,11 +74,7 @@ DELETE FROM procrastinate_jobs WHERE status = 'doing' AND id IN (
             NOT EXISTS (
                 SELECT 1 FROM procrastinate_events AS event
                 WHERE event.job_id = job.id AND event.type = 'started' AND event.at > patience.since
-            ) AND NOT EXISTS (
-                SELECT 1 FROM runs_run AS run
-                WHERE run.session_id = (job.args ->> 'session')::uuid
-                AND (run.status = 'queued' OR (run.status = 'waiting' AND run.answers IS NOT NULL))
-            )
+            ) AND (job.args ->> 'session')::uuid NOT IN ({waiting})
         )
     )
     FOR UPDATE OF job SKIP LOCKED

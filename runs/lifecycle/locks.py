@@ -1,6 +1,7 @@
 """Transactions that hold a session, or a run and its session.
 
-The lock order is session, run, cancellation; by id within a kind.
+The lock order is session, run, cancellation; by id within a kind. The locks keep the order of queue, log and
+numbers. That a run changes its status only once is not left to them: see ``runs.lifecycle.status``.
 """
 
 from collections.abc import Iterator
@@ -11,22 +12,25 @@ from django.db import transaction
 
 from runs import statements
 from runs.errors import NotFound
+from runs.live import notices
 from runs.models import Run, Session
 
 
 @contextmanager
 def locked_session(session_id: UUID) -> Iterator[Session]:
-    """A transaction that holds the session. Raises NotFound."""
+    """A transaction that holds the session, and writes it at its end if it has changed. Raises NotFound."""
     with transaction.atomic():
         session = statements.lock_session.first(session_id)
         if session is None:
             raise NotFound
         yield session
+        if session.has_changed:
+            notices.touch(session)
 
 
 @contextmanager
 def locked_run(run_id: UUID) -> Iterator[tuple[Session, Run]]:
-    """A transaction that holds the run and, before it, its session. Raises NotFound."""
+    """As ``locked_session``; holds the run as well, locked after its session. Raises NotFound."""
     with transaction.atomic():
         session = statements.lock_session_of.first(run_id)
         run = statements.lock_run.first(run_id) if session is not None else None
@@ -34,3 +38,5 @@ def locked_run(run_id: UUID) -> Iterator[tuple[Session, Run]]:
             raise NotFound
         run.session = session
         yield session, run
+        if session.has_changed:
+            notices.touch(session)

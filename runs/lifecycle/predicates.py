@@ -1,5 +1,7 @@
-"""What an operator should look at now. Each query reads what is active or unknown only, however many runs
-there have been."""
+"""What an operator should look at now, and what is overdue.
+
+Each query reads what is active or unknown only, however many runs there have been.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,13 +9,13 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from runs.lifecycle import liveness
-from runs.models import Run, Session, ToolCall, Worker
-from runs.states import OCCUPYING, Effect, RunStatus
+from runs.models import UNSETTLED, Cancellation, Run, ToolCall, Worker
+from runs.states import Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
 LONG_QUEUE = 5
@@ -21,24 +23,6 @@ LONG_QUEUE = 5
 RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
-
-# Interrupted, and nobody has decided what becomes of it.
-UNDECIDED = Q(status=RunStatus.INTERRUPTED, resolution__isnull=True)
-# What the rest of its session's queue waits behind.
-_AHEAD = Q(status__in=OCCUPYING) | UNDECIDED
-
-
-def undecided() -> QuerySet[Run]:
-    """Interrupted runs about which nobody has decided, at most one of a session."""
-    return Run.objects.filter(UNDECIDED)
-
-
-def undecided_in(session: Session) -> Run | None:
-    """The session's interrupted run about which nobody has decided; nothing is claimed behind it.
-
-    It need not be the latest: what was queued behind it and cancelled there has ended after it.
-    """
-    return undecided().filter(session=session).first()
 
 
 def silence() -> timedelta:
@@ -54,10 +38,19 @@ def stuck_runs() -> QuerySet[Run]:
     return Run.objects.filter(silent | lost, status=RunStatus.RUNNING)
 
 
-def overdue_cancels() -> QuerySet[Run]:
-    """Runs that run on although their cancel was accepted longer ago than one may take."""
-    limit = timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
-    return Run.objects.filter(status=RunStatus.RUNNING, cancel_requested_at__lt=Now() - limit)
+def cancel_limit() -> timedelta:
+    """How long a cancel may take from its acceptance; after that it is overdue."""
+    return timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT)
+
+
+def overdue_cancellations() -> QuerySet[Cancellation]:
+    """Operations that their workers have not answered in time."""
+    return Cancellation.objects.filter(UNSETTLED, accepted_at__lt=Now() - cancel_limit())
+
+
+def runs_with_overdue_cancel() -> QuerySet[Run]:
+    """Runs that run on although their cancel is overdue, whether or not its operation has timed out."""
+    return Run.objects.filter(status=RunStatus.RUNNING, cancel_requested_at__lt=Now() - cancel_limit())
 
 
 def dead_workers() -> QuerySet[Worker]:
@@ -72,32 +65,20 @@ def unknown_effects() -> QuerySet[ToolCall]:
 
 def undecided_runs() -> QuerySet[Run]:
     """Runs that were interrupted of late, about which nobody has decided."""
-    return Run.objects.filter(UNDECIDED, finished_at__gte=timezone.now() - RECENT)
+    return Run.objects.undecided().filter(finished_at__gte=timezone.now() - RECENT)
 
 
-def untaken_runs() -> QuerySet[Run]:
-    """Runs that a worker could have taken for longer than a sweep needs to offer them again, and none has.
-
-    That is the whole queue of a session in which nothing is ahead of it, and a run that was answered.
-    """
-    ahead = Run.objects.filter(_AHEAD, session=OuterRef("session"))
-    queued = Q(status=RunStatus.QUEUED) & ~Exists(ahead)
-    answered = Q(status=RunStatus.WAITING, answers__isnull=False)
-    return Run.objects.filter(
-        queued | answered,
-        id__in=_queued_or_answered().values("id")[: QUEUED_LOOKED_AT + 1],
+def unclaimed_runs() -> QuerySet[Run]:
+    """Runs that a worker could have taken for longer than a sweep needs to offer them again, and none has."""
+    return Run.objects.claimable().filter(
+        id__in=Run.objects.awaiting_claim().values("id")[: QUEUED_LOOKED_AT + 1],
         session__updated_at__lt=Now() - liveness.patience(),
     )
 
 
-def _queued_or_answered() -> QuerySet[Run]:
-    is_one = Q(status=RunStatus.QUEUED) | Q(answers__isnull=False)
-    return Run.objects.filter(is_one, status__in=(RunStatus.QUEUED, RunStatus.WAITING))
-
-
 def ahead_of_queues(sessions: Iterable[UUID]) -> dict[UUID, Run]:
     """By session, the run behind which its queue waits: running, waiting, or interrupted and undecided."""
-    ahead = Run.objects.filter(_AHEAD, session__in=sessions)
+    ahead = Run.objects.ahead_of_queues().filter(session__in=sessions)
     return {run.session_id: run for run in ahead.only("session", "status", "resolution")}
 
 

@@ -6,33 +6,28 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from runs.errors import Invalid, NotWaiting
-from runs.lifecycle import dispatch, statistics
-from runs.lifecycle.endings import owned
+from runs.errors import Invalid, NotFound, NotWaiting
+from runs.lifecycle import dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
-from runs.live import notices
-from runs.log import events
 from runs.models import Run
 from runs.states import EventType, RunStatus
 
 
 def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Outcome:
     """The graph asked the user something: no execution exists until the answer is claimed."""
-    with owned(run_id, claim) as own:
-        if isinstance(own, Outcome):
-            return own
-        session, run = own
-        if run.cancel_requested_at is not None:
-            return Outcome.CANCEL_FIRST
-        run.status = RunStatus.WAITING
-        run.questions = list(questions)
-        run.answers = None
-        statistics.pause(run, timezone.now())
-        events.record(run, [(EventType.RUN_WAITING, {"questions": run.questions})])
-        run.save_changes()
-        notices.touch(session)
-        return Outcome.DONE
+    try:
+        with locked_run(run_id) as (session, run):
+            now = timezone.now()
+            run.questions, run.answers = list(questions), None
+            statistics.pause(run, now)
+            asked = [(EventType.RUN_WAITING, {"questions": run.questions})]
+            if not status.change(run, RunStatus.WAITING, asked, now, **status.of_claim(claim)):
+                return status.what_was_first(run_id, claim)
+            session.has_changed = True
+            return Outcome.DONE
+    except NotFound:
+        return Outcome.FENCED
 
 
 def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
@@ -40,13 +35,19 @@ def answer(run_id: UUID, answers: Mapping[str, Any], by: Any) -> Run:
     with locked_run(run_id) as (session, run):
         if run.status != RunStatus.WAITING or run.answers is not None:
             raise NotWaiting
-        asked = {question["id"] for question in run.questions or ()}
-        if set(answers) != asked:
-            raise Invalid(f'"answers" must give a value to each question: {", ".join(sorted(asked))}.')
-        run.answers = dict(answers)
-        run.answered_by = by
-        events.record(run, [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})])
-        run.save_changes()
-        notices.touch(session)
+        _check(answers, run)
+        run.answers, run.answered_by = dict(answers), by
+        told = [(EventType.RUN_ANSWERED, {"answers": run.answers, "by": by.get_username()})]
+        waiting = RunStatus.WAITING
+        if not status.change(run, waiting, told, timezone.now(), status=waiting, answers=None):
+            raise NotWaiting
+        session.has_changed = True
         dispatch.request(session.id)
         return run
+
+
+def _check(answers: Mapping[str, Any], run: Run) -> None:
+    """All questions are answered at once. Raises Invalid."""
+    asked = {question["id"] for question in run.questions or ()}
+    if set(answers) != asked:
+        raise Invalid(f'"answers" must give a value to each question: {", ".join(sorted(asked))}.')

@@ -2,38 +2,36 @@
 
 from uuid import UUID
 
-from django.db import transaction
 from django.utils import timezone
 
 from runs import statements
 from runs.errors import NotFound
 from runs.foundation import sql
-from runs.lifecycle import dispatch
+from runs.lifecycle import dispatch, status
 from runs.lifecycle.locks import locked_session
-from runs.live import notices
 from runs.log import events
-from runs.models import Run, Session
+from runs.models import Run, Session, Worker
 from runs.states import EventType, RunStatus
-from runs.wire import encoding
 
 
 def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
-    """Admit a new run to a locked session: durable, with its user message, and last in line (or first)."""
+    """Admit a new run to a locked session: durable, with its user message, last in the queue or first."""
     session.last_line += 1
+    session.has_changed = True
     run.session = session
     run.agent = session.agent
     run.line = -session.last_line if head else session.last_line
-    run.status = RunStatus.QUEUED
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
-    events.record(run, [_queued(run)], run.created_at)
+    queued = [events.queued(run)]
+    events.count(run, queued, run.created_at)
     sql.insert(run)
-    notices.touch(session)
+    events.record(run, queued, run.created_at)
     dispatch.request(session.id)
     return run
 
 
 def claim(session_id: UUID, worker_id: UUID) -> Run | None:
-    """Take the session's first in line for a worker, or None when there is nothing to execute now.
+    """Take the session's first in the queue for a worker, or None when there is nothing to execute now.
 
     An answered run goes first: it holds its place. Behind an interrupted run that nobody has decided
     about, the queue waits.
@@ -43,55 +41,36 @@ def claim(session_id: UUID, worker_id: UUID) -> Run | None:
             worker = statements.worker.first(worker_id)
             if worker is None:
                 return None  # taken for dead; it has to sign on again first
-            run_id = _next_in_line(session)
-            if run_id is None:
-                return None
-            run = statements.lock_run(run_id)[0]
-            now = timezone.now()
-            first_claim = run.status == RunStatus.QUEUED
-            run.status = RunStatus.RUNNING
-            run.claim += 1
-            run.claimed_at = now
-            run.worker = worker
-            if first_claim:
-                run.started_at = now
-                leave(session, run)
-                started = {
-                    "worker": str(worker_id),
-                    "resumes": _id(run.resumes_id),
-                    "retries": _id(run.retries_id),
-                }
-                events.record(run, [(EventType.RUN_STARTED, started)])
-            run.save_changes()
-            run.session = session
-            notices.touch(session)
-            return run
+            run_id = _next(session.id)
+            return _take(session, statements.lock_run(run_id)[0], worker) if run_id is not None else None
     except NotFound:
         return None
 
 
-def _next_in_line(session: Session) -> UUID | None:
-    """The run of a locked session that may be claimed now."""
-    places = sorted(
-        statements.order_of_open_runs(session.id)
-    )  # SQLite would go through all runs to have them in order
-    for _, run_id, status, answers in places:
-        if status != RunStatus.QUEUED:
-            return run_id if status == RunStatus.WAITING and answers is not None else None
-    return places[0][1] if places else None
+def _take(session: Session, run: Run, worker: Worker) -> Run | None:
+    now = timezone.now()
+    expected = {"status": run.status, "claim": run.claim}
+    told: list[events.Entry] = []
+    if run.started_at is None:
+        run.started_at = now
+        run.position = session.last_position + 1
+        started = {"worker": str(worker.id), "resumes": _id(run.resumes_id), "retries": _id(run.retries_id)}
+        told = [(EventType.RUN_STARTED, started)]
+    run.claim += 1
+    run.claimed_at = now
+    run.worker = worker
+    run.session = session
+    if not status.change(run, RunStatus.RUNNING, told, now, **expected):
+        return None
+    session.last_position = max(session.last_position, run.position or 0)
+    session.has_changed = True
+    return run
 
 
-def leave(session: Session, run: Run) -> None:
-    """Give the run its place in the session's stream, and tell what was recorded before it had one."""
-    session.last_position += 1
-    run.position = position = session.last_position
-    type, data = _queued(run)
-    told = [(type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at))]
-    transaction.on_commit(lambda: events.publish(run.session_id, run.id, position, 1, told))
-
-
-def _queued(run: Run) -> events.Entry:
-    return EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input}
+def _next(session_id: UUID) -> UUID | None:
+    """The run of a locked session that is claimed next."""
+    # Ordered here: SQLite would go through all runs to have them in order.
+    return min(statements.claimable_runs(session_id), default=(0, None))[1]
 
 
 def _id(value: UUID | None) -> str | None:

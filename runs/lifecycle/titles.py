@@ -4,7 +4,6 @@ import textwrap
 from uuid import UUID
 
 from runs.lifecycle.locks import locked_session
-from runs.live import notices
 from runs.states import TitleSource
 
 
@@ -20,4 +19,4 @@ def rename(session_id: UUID, title: str, source: TitleSource) -> None:
         if source != TitleSource.USER and session.title_source == TitleSource.USER:
             return
         session.title, session.title_source = title, source
-        notices.touch(session)
+        session.has_changed = True

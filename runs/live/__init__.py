@@ -1,4 +1,4 @@
-"""Followers are told: the bus between processes, the feeds of one process, the order of a stream.
+"""Followers get what changes: the bus between processes, the mailboxes of one, the order of a stream.
 
 Imported by the log and by everything above it.
 """

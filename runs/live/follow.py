@@ -4,7 +4,7 @@ A notice of the channel layer may be lost or late. So an event from it is passed
 one; otherwise events are read from the log, in the order (position of the run, seq).
 
 A client gets all events behind its cursor or none: if compaction has removed some of them, CursorGone is
-raised. The history has what they said.
+raised. The history has their text.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from runs.live.bus import Message
 from runs.live.hub import Hub, Mailbox
 from runs.models import Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_TYPES
-from runs.wire import encoding, representations
+from runs.wire import contract, encoding, representations
 
 # Events that are read from the log at a time, which bounds the memory of a follower far behind.
 PAGE = 500
@@ -46,7 +46,7 @@ class Event:
 class SessionChanged:
     """The session changed. A client ignores it if its cancellation_revision is lower than one it has."""
 
-    session: dict[str, Any]  # Session
+    session: contract.Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class SessionDeleted:
 class SummaryChanged:
     """An entry of the user's list changed."""
 
-    summary: dict[str, Any]  # {id, title, status, updated_at}
+    summary: contract.SessionSummary
 
 
 Item: TypeAlias = (
@@ -124,7 +124,7 @@ class _SessionFollower:
     """What one follower has, and whether it has to read the log."""
 
     def __init__(
-        self, session_id: UUID, mailbox: Mailbox, shown: dict[str, Any], offset: _Offset, *, behind: bool
+        self, session_id: UUID, mailbox: Mailbox, shown: contract.Session, offset: _Offset, *, behind: bool
     ) -> None:
         self.over = False
         self._id = session_id
@@ -235,7 +235,7 @@ async def user(user_id: Any) -> AsyncGenerator[Item, None]:
                 yield SessionDeleted(str(session_id))
 
 
-async def settled(cancellation: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+async def settled(cancellation: contract.Cancellation, seconds: float | None) -> contract.Cancellation:
     """The Cancellation once it has settled, or as it is after ``seconds`` (None: no limit).
 
     Its session's notices tell of it, and once a second it is looked up in case they were lost.
@@ -243,7 +243,7 @@ async def settled(cancellation: dict[str, Any], seconds: float | None) -> dict[s
     if cancellation["id"] is None or cancellation["settled_at"] is not None or seconds == 0:
         return cancellation
     cancellation_id = UUID(cancellation["id"])
-    found: dict[str, Any] | None
+    found: contract.Cancellation | None
     try:
         async with asyncio.timeout(seconds), _hub().session(UUID(cancellation["session"])) as mailbox:
             while (found := await in_thread(_cancellation, cancellation_id)) and not found["settled_at"]:
@@ -262,7 +262,7 @@ async def _change(mailbox: Mailbox) -> None:
             return
 
 
-def _cancellation(cancellation_id: UUID) -> dict[str, Any] | None:
+def _cancellation(cancellation_id: UUID) -> contract.Cancellation | None:
     found = Cancellation.objects.select_related("requested_by").filter(id=cancellation_id).first()
     return representations.cancellation(found) if found else None
 
@@ -278,14 +278,14 @@ def _decode(message: Message) -> Iterator[tuple[int, Event]]:
         yield message["position"], Event(message["run"], seq, type, json, type in TERMINAL_TYPES)
 
 
-def snapshot(session_id: UUID) -> dict[str, Any] | None:
+def snapshot(session_id: UUID) -> contract.Session | None:
     """The Session, all of it as of one moment; None if it does not exist."""
     return snapshots([session_id])[session_id]
 
 
-def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None]:
+def snapshots(session_ids: Collection[UUID]) -> dict[UUID, contract.Session | None]:
     """By id, each Session as of one moment: read again if it changed meanwhile. None: it does not exist."""
-    read: dict[UUID, dict[str, Any] | None] = {}
+    read: dict[UUID, contract.Session | None] = {}
     moved = set(session_ids)
     for _ in range(5):
         found = statements.sessions_with_status(list(moved))
@@ -298,7 +298,7 @@ def snapshots(session_ids: Collection[UUID]) -> dict[UUID, dict[str, Any] | None
     return read
 
 
-def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[dict[str, Any], _Offset]:
+def _start(session_id: UUID, cursor: tuple[UUID, int] | None) -> tuple[contract.Session, _Offset]:
     """The snapshot that a follower begins with, and the offset behind which its events begin."""
     while True:
         shown = snapshot(session_id)
@@ -398,7 +398,7 @@ def _deleted(session_ids: set[UUID]) -> set[UUID]:
     return session_ids - set(Session.objects.filter(id__in=session_ids).values_list("id", flat=True))
 
 
-def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, dict[str, Any]]]:
+def _summaries(user_id: Any, session_ids: set[UUID] | None) -> list[tuple[UUID, contract.SessionSummary]]:
     """(session id, summary) of the user's sessions or of these; at most SUMMARIES."""
     found = Session.objects.filter(owner=user_id, origin="chat")
     if session_ids is not None:

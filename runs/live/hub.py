@@ -17,10 +17,11 @@ from uuid import UUID
 from django.db.models import Count, Max
 
 from runs import statements
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.live.bus import Bus, Message, session_group, user_group
 from runs.models import Session
+from runs.wire import contract
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _COLLECT_SECONDS = 0.025
 _MAILBOX_LIMIT = 500
 
 Offset: TypeAlias = tuple[int, int]  # position of a run in its session, seq
-Snapshot: TypeAlias = dict[str, Any]  # Session of the wire contract
+Snapshot: TypeAlias = contract.Session
 # Gives the snapshot of each session, or None if it is gone. Called in a database thread.
 ReadSnapshots: TypeAlias = Callable[[Collection[UUID]], dict[UUID, Snapshot | None]]
 
@@ -185,9 +186,9 @@ class Hub:
                 await self.poll_step()
                 if polls % REFRESH_POLLS == 0:
                     await self._bus.refresh()
-            except AWAY as error:  # the next poll tells
+            except DATABASE_UNAVAILABLE as error:  # the next poll makes up for it
                 logger.warning("The followed sessions could not be polled: %s", error)
-            except Exception:  # without polls nobody who follows would receive of what was lost on the way
+            except Exception:  # without polls, followers would not get what was lost
                 logger.exception("The followed sessions could not be polled.")
 
     async def poll_step(self) -> None:
@@ -236,7 +237,7 @@ class Hub:
                 for together in (list(changed - faulty), *([one] for one in faulty)):
                     if together:
                         await self._read_and_send(together)
-        except AWAY as error:  # a poll has them read when the database is back
+        except DATABASE_UNAVAILABLE as error:  # a poll has them read when the database is back
             logger.warning("What has changed could not be read for its followers: %s", error)
         finally:
             self._reading = None
@@ -245,7 +246,7 @@ class Hub:
         """Read these sessions together and send them. If that fails, halve them to find the faulty one."""
         try:
             snapshots = await in_thread(self._read, session_ids)
-        except AWAY:
+        except DATABASE_UNAVAILABLE:
             raise
         # The data of one session may be wrong in any way; the others are sent all the same.
         except Exception as error:  # noqa: BLE001

@@ -1,4 +1,4 @@
-"""Events become durable: recording, group commit, tool calls, folding, compaction.
+"""The durable log of events: writing, group commit, tool calls, transcripts, compaction.
 
 Imported by memory, the lifecycle and everything above them.
 """

@@ -1,18 +1,19 @@
-"""Retention: the logs of old runs become compact.
+"""Retention: remove events from the logs of old runs whose texts other events have.
 
-It works beside a running system, also in two processes at once: each batch is one short transaction that
-looks again at what it takes, and after each there is a pause as long as the batch took, so that at most half
-of a database's time for writing is taken from the turns. What breaks off can be done again.
+``message.delta`` and ``tool.progress`` are removed: ``message.completed`` has the whole text. Every ``seq``
+stays, and ``Run.compacted_to`` is the last one that was removed. A client with an earlier cursor gets
+CursorGone.
 
-What goes are ``message.delta`` and ``tool.progress``. The log's ``message.completed`` have
-the whole texts, every ``seq`` stays what it was, and ``Run.compacted_to`` tells up to where events are
-missing; who comes with a cursor before that gets CursorGone. Left alone are runs whose history is still read
-from the log, which are those not repaired yet, and runs that were cut off in the middle of a message: the
-deltas are all that is left of its words.
+Two kinds of runs are left alone: unrepaired ones, whose history is still read from the log, and those that
+were cut off in the middle of a message, whose text only the deltas have.
+
+It may run beside a working system, also in two processes at once. Each batch is a short transaction that
+checks its runs again. After each it pauses as long as the batch took, so that turns keep half of the time for
+writing. If it is stopped, it can be run again.
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -23,23 +24,23 @@ from django.db.models import Count, Max, QuerySet
 from runs.models import Run, RunEvent
 from runs.states import TERMINAL, EventType
 
-GOING = (EventType.MESSAGE_DELTA, EventType.TOOL_PROGRESS)
-# Runs that are looked up at a time.
+REMOVED_TYPES = (EventType.MESSAGE_DELTA, EventType.TOOL_PROGRESS)
+# Runs that are read at a time.
 _PAGE = 500
 
 
 @dataclass
 class Compacted:
-    """What compacting did, or would do."""
+    """What was compacted, or would be."""
 
-    runs: int = 0  # whose logs are compact now
-    events: int = 0  # that are gone
+    runs: int = 0  # that had events to remove
+    events: int = 0  # that were removed
 
 
 def compact(before: datetime, batch: int, *, dry_run: bool = False) -> Iterator[Compacted]:
-    """Compact the logs of runs that ended before then; what each batch did.
+    """Compact the logs of runs that ended before then; yields what each batch did.
 
-    A batch has the runs of about ``batch`` events, and at least one. In a dry run nothing is written.
+    A batch has the runs of about ``batch`` events, and at least one run. A dry run writes nothing.
     """
     for runs in _batches(before, batch):
         begun = time.monotonic()
@@ -49,7 +50,7 @@ def compact(before: datetime, batch: int, *, dry_run: bool = False) -> Iterator[
 
 
 def compactable() -> QuerySet[Run]:
-    """Runs whose log may lose what is said elsewhere: their history is in the checkpoint."""
+    """Runs whose log may be compacted: their history is in the checkpoint."""
     return Run.objects.filter(compacted_to=None, status__in=TERMINAL, repaired=True)
 
 
@@ -69,10 +70,10 @@ def _batches(before: datetime, batch: int) -> Iterator[list[UUID]]:
 
 
 def _sizes(found: QuerySet[Run]) -> Iterator[tuple[UUID, int]]:
-    """The runs and how many events each has had.
+    """(run, number of its events) of each run found.
 
-    Read a page at a time, so that no cursor stays open, each from behind the last one: what was left alone
-    is not met again.
+    They are read by pages, so that no database cursor stays open. Each page begins behind the last run of the
+    one before, so that runs that were left alone are not read again.
     """
     page = list(found.values_list("id", "last_seq", "finished_at")[:_PAGE])
     while page:
@@ -86,26 +87,22 @@ def _compact(run_ids: Sequence[UUID]) -> Compacted:
     with transaction.atomic():
         locked = compactable().filter(id__in=run_ids).select_for_update(no_key=True)
         runs = list(locked.only("id").order_by("id"))
-        going = _going([run.id for run in runs])
-        last = dict(going.values_list("run").annotate(Max("seq")))
+        removable = _removable([run.id for run in runs])
+        last = dict(removable.values_list("run").annotate(Max("seq")))
         for run in runs:
             run.compacted_to = last.get(run.id, 0)
         Run.objects.bulk_update(runs, ["compacted_to"])
-        events, _ = going.delete()
-    return _told(last, events)
+        events, _ = removable.delete()
+    return Compacted(len(last), events)
 
 
 def _count(run_ids: Sequence[UUID]) -> Compacted:
-    numbers = dict(_going(run_ids).values_list("run").annotate(number=Count("*")))
-    return _told(numbers, sum(numbers.values()))
+    numbers = dict(_removable(run_ids).values_list("run").annotate(number=Count("*")))
+    return Compacted(len(numbers), sum(numbers.values()))
 
 
-def _told(touched: Collection[UUID], events: int) -> Compacted:
-    return Compacted(len(touched), events)
-
-
-def _going(run_ids: Sequence[UUID]) -> QuerySet[RunEvent]:
-    """The events of these runs that are said elsewhere in their logs."""
+def _removable(run_ids: Sequence[UUID]) -> QuerySet[RunEvent]:
+    """The events of these runs that can be removed."""
     messages = RunEvent.objects.filter(
         run__in=run_ids, type__in=(EventType.MESSAGE_STARTED, EventType.MESSAGE_COMPLETED)
     ).values_list("run", "type", "data__message")
@@ -114,4 +111,4 @@ def _going(run_ids: Sequence[UUID]) -> QuerySet[RunEvent]:
     for run_id, type, message in messages:
         (started if type == EventType.MESSAGE_STARTED else completed).add((run_id, message))
     cut_off = {run_id for run_id, _ in started - completed}
-    return RunEvent.objects.filter(run__in=set(run_ids) - cut_off, type__in=GOING)
+    return RunEvent.objects.filter(run__in=set(run_ids) - cut_off, type__in=REMOVED_TYPES)

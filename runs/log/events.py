@@ -1,16 +1,15 @@
-"""The durable log: how an event is recorded, and how followers are told of it.
+"""The durable log: how events are written, and how they are published.
 
-Events are committed before anybody is told. There are two ways in, with one numbering: ``record`` writes
-those of the lifecycle inside the transaction of their change, ``runs.log.writer`` those that executions emit.
+Events are committed before they are published. The lifecycle writes its own with ``record``, in the
+transaction of its change. ``runs.log.writer`` writes those that executions emit. They share one numbering.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.utils import timezone
 
 from runs.live import bus
 from runs.log import tool_calls
@@ -20,14 +19,14 @@ from runs.wire import encoding
 
 Entry: TypeAlias = tuple[EventType, dict[str, Any]]
 
-# Rows of one statement: databases bound its parameters.
+# Rows of one statement: databases limit its parameters.
 _ROWS = 1000
 
 
 def publish(
     session_id: UUID, run_id: UUID, position: int, first: int, events: Sequence[tuple[str, str]]
 ) -> None:
-    """Tell followers of committed events, ``(type, wire JSON)`` each, numbered from ``first``."""
+    """Send committed events to followers: ``(type, wire JSON)`` each, numbered from ``first``."""
     bus.publish(
         bus.session_group(session_id),
         {"kind": "events", "run": str(run_id), "position": position, "first": first, "events": list(events)},
@@ -35,36 +34,50 @@ def publish(
 
 
 def insert(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Append rows ``(run, seq, type, data as JSON, at)``, all in the types of the database."""
+    """Insert rows ``(run, seq, type, data as JSON, at)``, with values as the database takes them."""
     for start in range(0, len(rows), _ROWS):
-        some = rows[start : start + _ROWS]
-        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(some))
+        chunk = rows[start : start + _ROWS]
+        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(chunk))
         cursor.execute(
             f"INSERT INTO runs_runevent (run_id, seq, type, data, at) VALUES {places}",  # noqa: S608 - of places
-            [value for row in some for value in row],
+            [value for row in chunk for value in row],
         )
 
 
-def record(run: Run, entries: Iterable[Entry], at: datetime | None = None) -> None:
-    """Append events to a locked run inside the current transaction; sets ``run.last_seq``, the caller saves.
+def count(run: Run, entries: Sequence[Entry], at: datetime) -> None:
+    """Add these events to ``last_seq`` of a locked run, which the caller saves."""
+    if entries:
+        run.last_seq += len(entries)
+        run.last_event_at = at
 
-    A new run may be saved behind its events: the database looks at the commit. They are published after it,
-    once the run has a position: before that it is no part of its session's stream.
+
+def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
+    """Write events of a locked run in the current transaction. ``count`` must have counted these as the last.
+
+    They are published after the commit if the run has a position. A run without one is not in its session's
+    stream yet.
     """
-    now = at or timezone.now()
-    first = run.last_seq + 1
-    entries = list(entries)
     if not entries:
         return
+    first = run.last_seq + 1 - len(entries)
     encoded = [(seq, type, encoding.encode(data)) for seq, (type, data) in enumerate(entries, start=first)]
     key = run._meta.pk.get_db_prep_value(run.id, connection)
-    at_key = connection.ops.adapt_datetimefield_value(now)
+    at_key = connection.ops.adapt_datetimefield_value(at)
     with connection.cursor() as cursor:
         insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
-    tool_calls.project(run, entries, now)
-    run.last_seq += len(entries)
-    run.last_event_at = now
-    if run.position is not None:
-        told = [(type, encoding.event(run.id, seq, type, data, now)) for seq, type, data in encoded]
-        position = run.position
-        transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, told))
+    tool_calls.project(run, entries, at)
+    if run.position is None:
+        return
+    position, published = (
+        run.position,
+        [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded],
+    )
+    if first == 2:  # run.queued was recorded before the run had a position
+        first, (type, data) = 1, queued(run)
+        published.insert(0, (type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at)))
+    transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, published))
+
+
+def queued(run: Run) -> Entry:
+    """The first event of a run."""
+    return EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input}

@@ -1,6 +1,6 @@
-"""The ToolCall rows: what the log says of each tool call, kept where it can be asked for.
+"""The ToolCall rows: the state of each tool call, as its events in the log say.
 
-Written only together with the tool events themselves, so the two cannot differ.
+They are written in the transactions of these events, so rows and log do not differ.
 """
 
 import json
@@ -10,8 +10,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Case, Value, When
-from django.db.models.functions import Coalesce
 
 from runs import statements
 from runs.foundation.limits import ID_LIMIT
@@ -39,42 +37,37 @@ def project(run: Run, entries: Iterable[tuple[str, dict[str, Any]]], at: datetim
 
 
 def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: datetime) -> None:
-    """The same for events whose data is JSON already."""
+    """The same for events whose data is encoded already."""
     for type, data in entries:
         if type in _PROJECTED:
             _project(run_id, type, json.loads(data), at)
 
 
-def close_open(run: Run, *, resumable: bool, lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
-    """The tool.cancelled events that a run owes when it ends without its execution; to be recorded.
-
-    None when it can be resumed: whoever does goes on with the calls. What is known of their effect is noted.
-    If the execution is ``lost``, nothing is known of any: one may have begun after the last commit.
-    """
-    if resumable:
-        open_calls = ToolCall.objects.filter(run=run, status=ToolStatus.RUNNING)
-        if lost:
-            begun_at = Coalesce("started_at", Value(run.last_event_at))
-            open_calls.update(status=ToolStatus.INTERRUPTED, effect=Effect.UNKNOWN, started_at=begun_at)
-        else:
-            never_began = When(started_at__isnull=True, then=Value(Effect.NONE))
-            known = Case(never_began, default=Value(Effect.UNKNOWN))
-            open_calls.update(status=ToolStatus.INTERRUPTED, effect=known)
-        return []
+def ends_of_open(run: Run, *, is_lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
+    """The tool.cancelled events that a run needs at its end, one for each open call."""
     return [
-        (
-            EventType.TOOL_CANCELLED,
-            {
-                "tool_call": call.given_id,
-                "effect": Effect.UNKNOWN if call.started_at or lost else Effect.NONE,
-            },
-        )
+        (EventType.TOOL_CANCELLED, {"tool_call": call.given_id, "effect": _effect_at_end(call, is_lost)})
         for call in statements.open_calls(run.id)
     ]
 
 
+def interrupt_open(run: Run, *, is_lost: bool) -> None:
+    """Write what is known of the open calls of an interrupted run. A run that resumes it goes on with them,
+    so there are no events of their end."""
+    for call in statements.open_calls(run.id):
+        call.status, call.effect = ToolStatus.INTERRUPTED, _effect_at_end(call, is_lost)
+        if is_lost and call.started_at is None:
+            call.started_at = run.last_event_at
+        call.save()
+
+
+def _effect_at_end(call: ToolCall, is_lost: bool) -> Effect:
+    """The effect of an open call. If the execution is lost, the call may have begun after the last commit."""
+    return Effect.without_result(may_have_begun=is_lost or call.started_at is not None)
+
+
 def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
-    """What was given up on did end: bring the one field up to date, and nothing else."""
+    """Set the effect of a call that was given up on and has ended now. Nothing else changes."""
     with transaction.atomic():
         unknown = ToolCall.objects.filter(run=run_id, call_id=lookup_key(call_id), effect=Effect.UNKNOWN)
         if unknown.update(effect=effect):
@@ -83,9 +76,9 @@ def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
 
 def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> None:
     if type == EventType.MESSAGE_COMPLETED:
-        # A call exists from the moment the model has asked for it, whether or not it ever starts.
+        # The row of a call is made when the model asks for it, whether or not it ever starts.
         for call in data["tool_calls"]:
-            # Some providers use an id again in a later message: then it is another call.
+            # Some providers use an id again in a later message, for another call.
             ToolCall.objects.filter(run_id=run_id, call_id=lookup_key(call["id"])).delete()
             asked = {"name": call["name"], "args": call["args"], "message_id": lookup_key(data["message"])}
             ToolCall.objects.create(run_id=run_id, **_named(call["id"]), **asked)
@@ -110,5 +103,5 @@ def _project(run_id: UUID, type: str, data: dict[str, Any], at: datetime) -> Non
 
 
 def _named(call: str) -> dict[str, str | None]:
-    """The columns for the id of a call."""
+    """The columns that have the id of a call."""
     return {"call_id": lookup_key(call), "long_id": call if len(call) > ID_LIMIT else None}

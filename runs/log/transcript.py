@@ -21,6 +21,7 @@ from runs.states import (
     RunStatus,
     ToolStatus,
 )
+from runs.wire import contract
 
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
@@ -103,7 +104,7 @@ class Message:
     node: str = ""
     namespace: Any = None
     calls: list[LoggedCall] = field(default_factory=list)
-    usage: dict[str, Any] | None = None
+    usage: contract.Usage | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -220,7 +221,7 @@ class _Fold:
         if not is_active:
             for call in self.calls.values():
                 if call.is_open:
-                    call.effect = Effect.UNKNOWN if self.is_lost else _effect_of_end(call)
+                    call.effect = _effect_at_end(call, self.is_lost)
                     call.status = (
                         ToolStatus.INTERRUPTED
                         if self.status == RunStatus.INTERRUPTED
@@ -309,9 +310,8 @@ def _end(call: LoggedCall, event: EventLike) -> None:
         call.duration_ms = data.get("duration_ms")
     else:
         call.status = ToolStatus.CANCELLED
-        call.effect = Effect(data["effect"]) if data.get("effect") else _effect_of_end(call)
+        call.effect = Effect(data["effect"]) if data.get("effect") else _effect_at_end(call)
 
 
-def _effect_of_end(call: LoggedCall) -> Effect:
-    """What is known of the effect of a call that ended without an answer."""
-    return Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
+def _effect_at_end(call: LoggedCall, is_lost: bool = False) -> Effect:
+    return Effect.without_result(may_have_begun=is_lost or call.started or call.may_have_begun)

@@ -1,6 +1,6 @@
-"""Group commit: what all executions of this process emit becomes durable together, and only then is told.
+"""Group commit: the events of all executions of this process are committed together, and then published.
 
-Under load batches grow by themselves, so the cost of a token falls; when idle an event goes out at once.
+Under load batches grow by themselves, so a token costs less. Without load an event is committed at once.
 """
 
 import asyncio
@@ -28,28 +28,28 @@ from runs.wire import encoding
 
 logger = logging.getLogger(__name__)
 
-# Text deltas that follow the first of a message may wait this long for company: it keeps rows few.
-_LINGER = 0.025
-# Under load for longer: writing and telling takes one part of the time and leaves so many to all else.
-_REST = 4
-_LONGEST_LINGER = 0.1
-# SQLite lets one connection write at a time, and without a gap between commits the others starve.
+# Text deltas after the first one of a message wait so many seconds for others, which saves rows.
+_DELAY = 0.025
+# Under load they wait longer: so many times as long as the last batch took, up to a limit.
+_DELAY_FACTOR = 4
+_LONGEST_DELAY = 0.1
+# Seconds between two commits on SQLite, which has one writer at a time: the others need their turn.
 _GAP = 0.005
-# Beyond this many characters not yet committed an execution waits for the writer.
-_PRESSURE = 256 * 1024
+# Characters that are not committed yet. With more than these an execution waits for the writer.
+_BUFFER_LIMIT = 256 * 1024
 
 
-class Written(StrEnum):
-    """What became of a batch's part."""
+class Outcome(StrEnum):
+    """The result of one execution's part of a batch."""
 
     COMMITTED = "committed"
-    FENCED = "fenced"  # the run is not ours any more; nothing was written
-    BROKEN = "broken"  # the data itself cannot be stored
+    FENCED = "fenced"  # the run is not the execution's any more; nothing was written
+    UNSTORABLE = "unstorable"  # the data itself cannot be stored
 
 
 @dataclass(slots=True)
 class _Delta:
-    """Text of one message that is not committed yet."""
+    """Text of a message that is not committed yet."""
 
     message: str
     pieces: list[str]
@@ -69,9 +69,10 @@ class _Part:
 
 
 class RunLog:
-    """One execution's end of the log: emit and count without waiting, flush to be sure.
+    """The log as one execution writes it: ``emit`` and ``count`` do not wait, ``flush`` does.
 
-    After ``Fenced`` was raised once, everything else is dropped as well.
+    ``failure`` is Fenced when the run is not the execution's any more, and a ValueError when an event cannot
+    be stored. From then on all events are dropped, and ``flush`` and ``room`` raise it.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class RunLog:
         self._room.set()
 
     def emit(self, type: EventType, data: dict[str, Any]) -> None:
-        """Append an event. Consecutive deltas of a message that are not committed yet become one."""
+        """Append an event. Consecutive deltas of one message are joined while they are not committed."""
         if self.failure is not None:
             return
         if type is EventType.MESSAGE_DELTA:
@@ -126,11 +127,11 @@ class RunLog:
             self._entries.append((type, data))
             self._size += 200
             self._writer.wake(urgent=True)
-        if self._size > _PRESSURE:
+        if self._size > _BUFFER_LIMIT:
             self._room.clear()
 
     def count(self, **deltas: int) -> None:
-        """Add to the run's statistics, in the transaction of the events emitted around it."""
+        """Add to these columns of the run, in the transaction of the events that are emitted around it."""
         if self.failure is None:
             for name, delta in deltas.items():  # several times as fast as the Counter's own update
                 self._counts[name] += delta
@@ -138,16 +139,16 @@ class RunLog:
 
     @property
     def has_room(self) -> bool:
-        """Whether the execution may go on emitting; otherwise ``await room()`` first."""
+        """Whether the execution may go on emitting. If not, it awaits ``room()`` first."""
         return self._room.is_set()
 
     async def room(self) -> None:
-        """Wait until the writer has caught up. Raises Fenced when the run is not ours any more."""
+        """Wait until the writer has caught up. Raises ``failure``."""
         await self._room.wait()
         self._check()
 
     async def flush(self) -> None:
-        """Wait until all that was emitted is committed. Raises Fenced when the run is not ours any more."""
+        """Wait until all that was emitted is committed. Raises ``failure``."""
         self._check()
         if not self._entries and not self._counts and self not in self._writer.committing:
             return
@@ -161,7 +162,7 @@ class RunLog:
             raise self.failure
 
     def take(self) -> _Part | None:
-        """For the writer: all that is pending."""
+        """For the writer: everything that is pending, or None."""
         if not self._entries and not self._counts and not self._waiters:
             return None
         part = _Part(self, self._entries, self._counts, self._waiters)
@@ -170,8 +171,8 @@ class RunLog:
         self._size = 0
         return part
 
-    def settled(self, part: _Part, failure: BaseException | None) -> None:
-        """For the writer: ``part`` is committed, or will never be."""
+    def finish(self, part: _Part, failure: BaseException | None) -> None:
+        """For the writer: ``part`` is committed or, with a ``failure``, never will be."""
         if failure is not None:
             self.failure = failure
             self._entries, self._counts = [], Counter()
@@ -184,12 +185,12 @@ class RunLog:
                 waiter.set_result(None)
             else:
                 waiter.set_exception(failure)
-        if self._size <= _PRESSURE:
+        if self._size <= _BUFFER_LIMIT:
             self._room.set()
 
 
 class EventWriter:
-    """Commits what all executions of this process emit, together. One per process, on its event loop."""
+    """Commits the events of all executions together. A process has one, on its event loop."""
 
     def __init__(self) -> None:
         self.committing: set[RunLog] = set()
@@ -197,12 +198,12 @@ class EventWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="event-writer")
         self._something = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._alarm: asyncio.TimerHandle | None = None  # wakes us for what nobody looks at
+        self._alarm: asyncio.TimerHandle | None = None  # for counts without an event
         self.tasks: list[asyncio.Task[None]] = []  # the side loop
         self._commit: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the side loop."""
         self.tasks = [asyncio.create_task(self._write_forever(), name="event writer")]
 
     async def close(self) -> None:
@@ -214,7 +215,7 @@ class EventWriter:
         self._thread.shutdown(wait=False)
 
     def open(self, run: Run) -> RunLog:
-        """The log of a run just claimed."""
+        """A log for the execution of a run that was just claimed."""
         position = run.position or 0  # a claimed run has one
         log = RunLog(
             self, run.id, run.session_id, position, run.claim, run.batches, run.started_at or run.created_at
@@ -227,25 +228,25 @@ class EventWriter:
         self._logs.discard(log)
 
     def wake(self, *, urgent: bool) -> None:
-        """Something is pending; urgent goes out without waiting for company."""
+        """Something is pending. If it is urgent, it does not wait for other events."""
         self._something.set()
         if urgent:
             self._urgent.set()
 
     def wake_later(self) -> None:
-        """Something is pending that nobody looks at: it goes with the next event, or when none has come."""
+        """A count is pending: it is written with the next event, or after a while without one."""
         if self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(_LINGER, self._something.set)
+            self._alarm = asyncio.get_running_loop().call_later(_DELAY, self._something.set)
 
     async def _write_forever(self) -> None:
         loop = asyncio.get_running_loop()
-        last, linger = loop.time(), _LINGER
+        last, delay = loop.time(), _DELAY
         gap = _GAP if connection.vendor == "sqlite" else 0.0
         while True:
             await self._something.wait()
             if (rest := last + gap - loop.time()) > 0:
                 await asyncio.sleep(rest)
-            if (rest := last + linger - loop.time()) > 0 and not self._urgent.is_set():
+            if (rest := last + delay - loop.time()) > 0 and not self._urgent.is_set():
                 try:
                     async with asyncio.timeout(rest):
                         await self._urgent.wait()
@@ -254,10 +255,10 @@ class EventWriter:
             begun = loop.time()
             await self.step()
             last = loop.time()
-            linger = min(max(_LINGER, _REST * (last - begun)), _LONGEST_LINGER)
+            delay = min(max(_DELAY, _DELAY_FACTOR * (last - begun)), _LONGEST_DELAY)
 
     async def step(self) -> None:
-        """Take all that is pending, commit it once, publish it."""
+        """Take everything that is pending, commit it in one transaction, and publish it."""
         self._something.clear()
         self._urgent.clear()
         if self._alarm is not None:
@@ -267,17 +268,17 @@ class EventWriter:
         if not parts:
             return
         self.committing = {part.log for part in parts}
-        # Shielded together with its publication: what is committed is told, also when the writer is closing.
+        # The shield includes publishing: what is committed is published, even while the writer closes.
         self._commit = asyncio.create_task(self._commit_and_publish(parts), name="event commit")
         await asyncio.shield(self._commit)
 
     async def _commit_and_publish(self, parts: list[_Part]) -> None:
         try:
-            await self._commit_stubbornly(parts)
+            await self._commit_with_retries(parts)
         finally:
             self.committing = set()
 
-    async def _commit_stubbornly(self, parts: list[_Part]) -> None:
+    async def _commit_with_retries(self, parts: list[_Part]) -> None:
         for part in parts:
             part.encoded = [(type, _encode_entry(data)) for type, data in part.entries]
         retrying = False
@@ -286,7 +287,7 @@ class EventWriter:
             try:
                 outcomes = await self._in_thread(parts, retrying)
             except (OperationalError, InterfaceError) as error:
-                # The database is away or locked: the events wait here, the executions behind them.
+                # The database is away or locked. The events wait here, and the executions for them.
                 logger.warning("The event log cannot be written, trying again: %s", error)
                 retrying = True
                 await asyncio.sleep(pause)
@@ -295,37 +296,37 @@ class EventWriter:
             except (DatabaseError, ValueError, TypeError) as error:
                 if len(parts) == 1:
                     logger.error("Run %s emitted what cannot be stored: %s", parts[0].log.run_id, error)
-                    self._settle(parts[0], Written.BROKEN)
+                    self._finish(parts[0], Outcome.UNSTORABLE)
                 else:
-                    for part in parts:  # one by one, so that only the bad one pays
-                        await self._commit_stubbornly([part])
+                    for part in parts:  # one by one, so that only the one at fault fails
+                        await self._commit_with_retries([part])
                 return
             for part, outcome in zip(parts, outcomes, strict=True):
-                self._settle(part, outcome)
+                self._finish(part, outcome)
             return
 
-    async def _in_thread(self, parts: list[_Part], retrying: bool) -> list[Written]:
+    async def _in_thread(self, parts: list[_Part], retrying: bool) -> list[Outcome]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
         written = await loop.run_in_executor(self._thread, call_with_connection, _commit, parts, retrying)
         metrics.batch_committed(sum(len(part.encoded) for part in parts), loop.time() - begun)
         return written
 
-    def _settle(self, part: _Part, outcome: Written) -> None:
+    def _finish(self, part: _Part, outcome: Outcome) -> None:
         log = part.log
-        if outcome is Written.COMMITTED:
+        if outcome is Outcome.COMMITTED:
             log.batches += 1
             if part.encoded:
-                told = [
+                published = [
                     (type, encoding.event(log.run_id, seq, type, data, part.at))
                     for seq, (type, data) in enumerate(part.encoded, start=part.first)
                 ]
-                publish(log.session_id, log.run_id, log.position, part.first, told)
-            log.settled(part, None)
-        elif outcome is Written.FENCED:
-            log.settled(part, Fenced())
+                publish(log.session_id, log.run_id, log.position, part.first, published)
+            log.finish(part, None)
+        elif outcome is Outcome.FENCED:
+            log.finish(part, Fenced())
         else:
-            log.settled(part, ValueError("The run emitted something that cannot be stored."))
+            log.finish(part, ValueError("The run emitted something that cannot be stored."))
 
 
 def _encode_entry(data: dict[str, Any] | _Delta) -> str:
@@ -338,12 +339,12 @@ _COUNTED = ("message_count", "llm_calls", "tool_calls", "open_input_tokens", "op
 _UNKNOWN_AT_FIRST = ("input_tokens", "output_tokens")
 
 
-def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
-    """One transaction for all parts; each is written only if its run is running under its claim number."""
+def _commit(parts: list[_Part], retrying: bool) -> list[Outcome]:
+    """Write all parts in one transaction, each only if its run is running under its claim number."""
     now = timezone.now()
-    outcomes: list[Written] = []
-    rows: list[tuple[Any, ...]] = []  # of the log
-    grown: dict[tuple[Any, ...], list[Any]] = defaultdict(list)  # runs, by what they grow by
+    outcomes: list[Outcome] = []
+    rows: list[tuple[Any, ...]] = []  # of RunEvent
+    grown: dict[tuple[Any, ...], list[Any]] = defaultdict(list)  # ids of runs, by what is added to them
     adapt_uuid = Run._meta.pk.get_db_prep_value
     at = connection.ops.adapt_datetimefield_value(now)
     with transaction.atomic():
@@ -352,12 +353,12 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
             log = part.log
             row = runs.get(log.run_id)
             if row is None or row[1] != RunStatus.RUNNING or row[2] != log.claim:
-                outcomes.append(Written.FENCED)
+                outcomes.append(Outcome.FENCED)
                 continue
             _, _, _, last_seq, batches = row
-            outcomes.append(Written.COMMITTED)
+            outcomes.append(Outcome.COMMITTED)
             if retrying and batches == log.batches + 1:
-                part.first = last_seq - len(part.encoded) + 1  # the COMMIT did happen, its reply was lost
+                part.first = last_seq - len(part.encoded) + 1  # it was committed, and the reply was lost
                 continue
             part.first = last_seq + 1
             part.at = now
@@ -368,8 +369,8 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
             columns, values = _increments(part.counts)
             grown[columns, len(part.encoded), at, *values].append(key)
             tool_calls.project_encoded(log.run_id, part.encoded, now)
-        # Plain statements: this is the path each token takes, and the ORM costs several times as much. Few
-        # statements: with each, the thread lets the event loop go first, and may wait long for its turn.
+        # SQL without the ORM, which costs several times as much, since this happens for each token. And few
+        # statements, since at each one the thread gives way to the event loop and may have to wait long.
         with connection.cursor() as cursor:
             insert(cursor, rows)
             for (columns, *by), keys in grown.items():
@@ -382,7 +383,7 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Written]:
 
 
 def _increments(counts: Counter[str]) -> tuple[str, tuple[int, ...]]:
-    """The SET clauses that add these counts, each behind a comma, and their parameters."""
+    """SET clauses that add these counts, each with a comma before it, and their parameters."""
     clauses: list[str] = []
     values: list[int] = []
     for name in _COUNTED:

@@ -77,7 +77,7 @@ async def repair(
 
     A second time changes and writes nothing. Raises RepairFailed, and what the saver raises.
     """
-    order = order or [said.user.id for said in transcripts]
+    order = order or [turn.user.id for turn in transcripts]
     report = RepairReport()
 
     def with_results(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
@@ -207,9 +207,9 @@ def _update(
     edits = _edits(stored, wanted)
     if edits is not None and _results_in(channel, stored, *edits):
         return edits[0], False
-    anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
+    rewrite = [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
     # The last two are for reducers that do not know removals, and for channels without a reducer.
-    for update in (anew, Overwrite(wanted), wanted):
+    for update in (rewrite, Overwrite(wanted), wanted):
         if _results_in(channel, stored, update, wanted):
             return update, True
     raise RepairFailed(f"No update of the channel {MESSAGES!r} gives the history that is needed.")
@@ -280,5 +280,7 @@ def _writing_node(graph: _Graph, keys: Collection[str]) -> str:
         return START
     # A node of a join would mark itself as done for the node that waits.
     joined = {name for starts, _ in builder.waiting_edges for name in starts}
-    plain = (name for name in builder.nodes if not builder.branches.get(name) and name not in joined)
-    return next(plain, START)
+    without_branches = (
+        name for name in builder.nodes if not builder.branches.get(name) and name not in joined
+    )
+    return next(without_branches, START)

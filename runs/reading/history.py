@@ -31,7 +31,7 @@ from runs.memory.checkpoints import process_checkpoints
 from runs.memory.normalise import engine_mark
 from runs.models import Run, RunEvent, Session, ToolCall
 from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
-from runs.wire import representations
+from runs.wire import contract, representations
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
@@ -40,7 +40,7 @@ Data: TypeAlias = dict[str, Any]
 _ATTEMPTS = 5
 
 
-async def read(session: Session, *, limit: int | None, before: str | None) -> Data:
+async def read(session: Session, *, limit: int | None, before: str | None) -> contract.History:
     """``{"session": Session, "messages": [Message], "run": Run | None}`` as of one moment, oldest first.
 
     ``run`` is the latest run; its ``last_seq`` is that of ``messages``, so a client that follows from there
@@ -56,7 +56,7 @@ async def read(session: Session, *, limit: int | None, before: str | None) -> Da
     return {"session": snapshot, "messages": found["messages"], "run": run}
 
 
-def _snapshots(session_id: UUID, run_id: UUID | None) -> tuple[Data, Data | None]:
+def _snapshots(session_id: UUID, run_id: UUID | None) -> tuple[contract.Session, contract.Run | None]:
     snapshot = follow.snapshot(session_id)
     if snapshot is None:
         raise NotFound
@@ -184,7 +184,7 @@ class _LoggedMessage:
     def runs(self) -> list[Run]:
         return self.chain.runs
 
-    def represent(self, rows: _Rows) -> Data:
+    def represent(self, rows: _Rows) -> contract.Message:
         logged = self.message
         if isinstance(logged, transcript.UserMessage):
             return _message(logged.id, logged.run_id, "user", logged.text, at=logged.at)
@@ -218,7 +218,7 @@ class _CheckpointMessage:
     def runs(self) -> list[Run]:
         return self.chain.runs if self.chain else []
 
-    def represent(self, rows: _Rows) -> Data:
+    def represent(self, rows: _Rows) -> contract.Message:
         message = self.message
         text = clean(text_of(message.content))
         runs = self.runs
@@ -294,7 +294,7 @@ def _page(shown: list[_Shown], limit: int | None, before: str | None) -> list[_S
     return shown if limit is None else shown[max(len(shown) - limit, 0) :]
 
 
-# The shapes of the wire contract
+# Objects of the wire contract
 
 
 def _message(
@@ -303,11 +303,11 @@ def _message(
     role: str,
     text: str,
     status: str = "complete",
-    calls: Sequence[Data] = (),
+    calls: Sequence[contract.ToolCall] = (),
     *,
-    usage: Data | None = None,
+    usage: contract.Usage | None = None,
     at: datetime | None,
-) -> Data:
+) -> contract.Message:
     return {
         "id": message_id,
         "run": str(run_id) if run_id else None,
@@ -327,7 +327,7 @@ def _call_row(rows: _Rows, runs: Sequence[UUID], call_id: str, message_id: str) 
     return next((row for row in found if row and row.message_id in ("", lookup_key(message_id))), None)
 
 
-def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> Data:
+def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> contract.ToolCall:
     return {
         "id": call.id,
         "name": call.name,
@@ -341,10 +341,10 @@ def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> Data:
     }
 
 
-def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -> Data:
+def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -> contract.ToolCall:
     status, effect = _outcome(result)
     text = clean(text_of(result.content)) if result else None
-    call = {
+    call: contract.ToolCall = {
         "id": asked["id"],
         "name": truncate_to_fit(asked["name"], TOOL_NAME_LIMIT),
         "args": to_json(asked["args"]),

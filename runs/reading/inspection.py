@@ -1,4 +1,4 @@
-"""What the checkpoint of a session holds, for whoever has to find out what is wrong with it."""
+"""What the checkpoint of a session holds, for operators who look for a fault in it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,29 +22,29 @@ class SavedCall:
     id: str
     name: str
     args: Any
-    is_orphan: bool  # nothing in the checkpoint is its result
+    is_orphan: bool  # without a result in the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class SavedMessage:
-    """One message as the graph has it."""
+    """A message as the graph has it."""
 
     id: str
     role: str  # LangChain's type: human, ai, tool, system
     text: str
-    mark: str | None  # what the engine marked it with, since neither model nor tool made it so
+    mark: str | None  # the status in the engine's mark, if the engine made or cut the message
     calls: list[SavedCall]
-    answers: str | None  # id of the call that a tool's message is the result of
+    answers: str | None  # the id of the call whose result it is
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A checkpoint: its messages, what the graph would do next, and whether a provider would take it."""
+    """A checkpoint: its messages, the pending nodes, and whether a provider would accept the messages."""
 
     messages: list[SavedMessage]
-    pending: list[str]  # nodes of the step that is not finished
+    pending: list[str]  # nodes of the unfinished step
     orphans: list[SavedCall]
-    faults: list[str] = field(default_factory=list)  # what keeps it from being sent as it is; a phrase each
+    faults: list[str] = field(default_factory=list)  # why a provider would refuse it; a phrase each
 
     @property
     def is_sendable(self) -> bool:
@@ -52,7 +52,7 @@ class Inspection:
 
 
 async def inspect(session: Session) -> Inspection:
-    """Read the checkpoint of a session. Raises whatever the reducers of its graph raise."""
+    """Read the checkpoint of a session. Raises what the reducers of its graph raise."""
     agent = await in_thread(agents.for_reading, session.agent)
     async with process_checkpoints() as checkpoints:
         graph = agent.graph_on(checkpoints.reader())
@@ -61,7 +61,7 @@ async def inspect(session: Session) -> Inspection:
 
 
 def examine(messages: Sequence[BaseMessage], pending: Sequence[str] = ()) -> Inspection:
-    """Look at the messages of a checkpoint; asks nobody."""
+    """Inspect the messages of a checkpoint."""
     results = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
     shown = [_message(message, results) for message in messages]
     orphans = [call for message in shown for call in message.calls if call.is_orphan]
@@ -81,16 +81,16 @@ def _message(message: BaseMessage, results: set[str]) -> SavedMessage:
 
 
 def _faults(messages: Sequence[BaseMessage]) -> list[str]:
-    """What ``runs.memory.normalise`` would have to change; nothing when it would change no message."""
+    """What ``runs.memory.normalise`` would change; empty if it would return the same messages."""
     changes = HistoryChanges()
-    form = pair_calls_with_results(messages, (), changes)
-    if len(form) == len(messages) and all(a is b for a, b in zip(form, messages, strict=True)):
+    normal = pair_calls_with_results(messages, (), changes)
+    if len(normal) == len(messages) and all(a is b for a, b in zip(normal, messages, strict=True)):
         return []
-    told = [
+    counted = [
         (len(changes.made_up), "call without a result", "calls without a result"),
         (changes.dropped_calls, "broken call", "broken calls"),
         (changes.dropped_messages, "empty or unasked message", "empty or unasked messages"),
         (len(changes.notes), "turn without an answer", "turns without an answer"),
     ]
-    faults = [f"{count} {one if count == 1 else many}" for count, one, many in told if count]
+    faults = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
     return faults or ["results that are not in their place"]

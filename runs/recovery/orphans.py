@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.lifecycle import liveness
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Leftover
@@ -41,7 +41,7 @@ async def clear_overdue(checkpoints: Checkpoints) -> int:
             continue  # another sweep is at it
         try:
             await clear(session_id, checkpoints)
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning("The checkpoints of deleted sessions are left to a later sweep: %s", error)
             break
         except Exception:  # one that has a fault keeps none of the others

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from runs.errors import NotInterrupted
 from runs.lifecycle import admission, cancelling, dispatch, endings, liveness, predicates
 from runs.models import Run
-from runs.recovery import sweep
 from runs.states import InterruptReason, Resolution, RunStatus
 
 
@@ -46,7 +45,7 @@ def reconcile(run: Run) -> Reconciled:
 
 def _running(run: Run, result: Reconciled) -> None:
     if run.worker is not None and not liveness.is_dead(run.worker):
-        for overdue in sweep.overdue_cancellations().filter(run=run):
+        for overdue in predicates.overdue_cancellations().filter(run=run):
             if cancelling.time_out_cancellation(overdue.id):
                 result.did("Its cancel was overdue and has timed out; it may be tried again.")
         result.found("Its worker is alive, so the run goes on; force-cancel would end it.")
@@ -55,7 +54,7 @@ def _running(run: Run, result: Reconciled) -> None:
     run.refresh_from_db()
     if was_ended:
         result.did(f"Its worker was lost, so the run was ended: {run.status}.")
-    if run.status == RunStatus.INTERRUPTED and run.resolution is None:
+    if run.is_undecided:
         result.found("Its user may resume, retry or dismiss it; another reconcile would dismiss it.")
 
 
@@ -101,8 +100,7 @@ def _history(run: Run, result: Reconciled) -> None:
     if not run.is_terminal:
         return
     is_part_of_another = run.resolution in (Resolution.RESUMED, Resolution.RETRIED)
-    is_undecided = run.status == RunStatus.INTERRUPTED and run.resolution is None
     if run.repaired or is_part_of_another:
         result.found(f"It has ended ({run.status}) and its history is in order.")
-    elif not is_undecided:
+    elif not run.is_undecided:
         result.found("The session's next turn puts its history in order before it calls the model.")

@@ -1,6 +1,6 @@
 """The cancel token: how a cancel reaches code in threads, callbacks and child processes of a run.
 
-A tool that can block asks for it: ``token = cancel_token()``.
+A tool that can block gets it by ``token = cancel_token()``.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from runs.stopping.process_group import ProcessGroup
-from runs.stopping.registry import Work
+from runs.stopping.registry import RunActivity
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class RunCancelled(asyncio.CancelledError):
     """The run was cancelled.
 
-    A CancelledError, in threads too, so that cancelling looks the same to all code: ``except Exception``
-    in a tool does not take it for a failure, and a task that awaits the thread ends as cancelled.
+    It is a CancelledError, in threads too. So ``except Exception`` in a tool does not take it for a failure,
+    and a task that awaits the thread ends as cancelled.
     """
 
 
@@ -32,14 +32,14 @@ class CancelToken:
     """
 
     def __init__(self) -> None:
-        self.work = Work()
+        self.activity = RunActivity()
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[], object]] = {}
 
     @property
     def cancelled(self) -> bool:
-        """Whether the run is cancelled; it stays so."""
+        """Whether the run is cancelled. It stays so."""
         return self._cancelled.is_set()
 
     def raise_if_cancelled(self) -> None:
@@ -48,17 +48,18 @@ class CancelToken:
             raise RunCancelled("The run was cancelled.")
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block this thread until the run is cancelled or ``seconds`` have passed; whether it is cancelled.
+        """Block this thread until the run is cancelled or ``seconds`` have passed (None: for ever).
 
-        In place of ``time.sleep`` in a thread. Not for the event loop: a task is cancelled by itself.
+        Returns whether the run is cancelled. Use it in threads in place of ``time.sleep``. On the event loop
+        the task itself is cancelled.
         """
         return self._cancelled.wait(seconds)
 
     def on_cancel(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call ``callback`` once when the run is cancelled, at once if it is; returns what takes it back.
+        """Call ``callback`` once when the run is cancelled, or at once if it is cancelled already.
 
-        It runs in the thread that cancels, usually the event loop's, so it must not block: close a
-        connection, set a flag. What it raises is logged.
+        Returns a function that removes the callback. The callback runs in the thread that cancels, usually
+        the event loop's, so it must not block: close a connection, set a flag. What it raises is logged.
         """
         key = object()
         with self._lock:
@@ -77,18 +78,18 @@ class CancelToken:
     def start_process(self, args: Any, **popen_kwargs: Any) -> subprocess.Popen[Any]:
         """``subprocess.Popen(args, **popen_kwargs)`` in a process group of its own, which ends with the run.
 
-        A cancel sends SIGTERM to the whole group and, when the grace time is over, SIGKILL. Raises
-        RunCancelled if the run is cancelled already.
+        A cancel sends SIGTERM to the whole group, and SIGKILL when the grace time is over. Raises
+        RunCancelled if the run is cancelled already, and whatever Popen raises.
         """
         self.raise_if_cancelled()
         group = ProcessGroup(args, **popen_kwargs)
-        self.work.add_process(group)
+        self.activity.add_process(group)
         return group.process
 
     def cancel(self) -> bool:
         """Cancel: no function of the run starts in a thread any more, waiting threads wake, callbacks run.
 
-        Whether this call was the one that did it; a second one does nothing.
+        Returns whether this call did it. A second call does nothing.
         """
         with self._lock:
             if self._cancelled.is_set():
@@ -96,7 +97,7 @@ class CancelToken:
             self._cancelled.set()
             callbacks = list(self._callbacks.values())
             self._callbacks.clear()
-        self.work.close_to_threads()
+        self.activity.close_to_threads()
         for callback in callbacks:
             _call(callback)
         return True
@@ -105,7 +106,7 @@ class CancelToken:
 # The token of the run in whose context we are; None outside of any run.
 current: ContextVar[CancelToken | None] = ContextVar("current", default=None)
 
-# The tool call in whose context we are, so that a thread that outlives its run can still be told apart.
+# The id of the tool call in whose context we are. A thread that outlives its run is known by it.
 current_call: ContextVar[str | None] = ContextVar("current_call", default=None)
 
 
@@ -118,5 +119,5 @@ def _call(callback: Callable[[], object]) -> None:
     try:
         callback()
     except Exception:
-        # It is a tool's own, and the cancel has to reach all the others.
+        # It is a tool's own, and the cancel has to reach all other callbacks.
         logger.exception("A callback for the cancel of a run failed.")

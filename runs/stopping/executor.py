@@ -1,8 +1,8 @@
-"""The event loop's default executor: knows which run each of its threads works for.
+"""The event loop's default executor. It knows which run each of its threads works for.
 
-Sync tools and nodes of any graph run in the loop's default executor, and so do name look-ups,
-``asyncio.to_thread`` and the serialising of the PostgreSQL saver. Looking at the context on submission
-tells the run, without wrapping a tool.
+Synchronous tools and nodes of any graph run in the loop's default executor. So do name look-ups,
+``asyncio.to_thread`` and the serialising of the PostgreSQL saver. The context of the submission tells the
+run, without wrapping a tool.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from runs.stopping.cancel_token import CancelToken, current, current_call
 
@@ -25,12 +25,12 @@ OTHER_THREADS = 16  # at work for everything else
 
 
 class TrackingExecutor(ThreadPoolExecutor):
-    """Runs functions in daemon threads and enters each with the work of the run it belongs to.
+    """Runs functions in daemon threads and enters each in the activity of the run it belongs to.
 
-    - Work of runs and all other work have bounds of their own, so that tools, however many and however
-      slow, do not hold up a name look-up or a saver.
+    - Functions of runs and all others have bounds of their own. However many tools there are and however
+      slow, they do not hold up a name look-up or a saver.
     - What is queued for a run that gets cancelled never starts; its future is cancelled.
-    - A function that was given up on (``Work.give_up``) frees its place; its thread ends with it.
+    - A function that was given up on (``RunActivity.give_up``) frees its place; its thread ends with it.
     - Neither ``shutdown`` nor the exit of the interpreter waits for a thread, since a hung tool may
       never end.
 
@@ -45,8 +45,8 @@ class TrackingExecutor(ThreadPoolExecutor):
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         token = current.get()
         pool = self._others if token is None else self._runs
-        call = _Call(pool, token, partial(function, *args, **kwargs))
-        if token is not None and not token.work.add_thread(call):
+        call = _SubmittedFunction(pool, token, partial(function, *args, **kwargs))
+        if token is not None and not token.activity.add_thread(call):
             call.cancel()
             return call
         try:
@@ -62,19 +62,21 @@ class TrackingExecutor(ThreadPoolExecutor):
             pool.close(cancel_futures)
 
 
-class _Call(Future[T]):
-    """One submitted function and the future of its result, in one, so that they make no cycle."""
+class _SubmittedFunction(Future[T]):
+    """A function and the future of its result. They are one object, so that they make no cycle."""
 
     def __init__(self, pool: "_Pool", token: CancelToken | None, function: Callable[[], T]) -> None:
         super().__init__()
-        self.tool_call = current_call.get() if token is not None else None  # whose tool calls the function
-        self.holds_place = False  # a thread has it and counts for it; kept by the pool, under its lock
+        self.tool_call = (
+            current_call.get() if token is not None else None
+        )  # the id of the tool call it works for
+        self.holds_place = False  # a thread of the pool's bound runs it; guarded by the pool's lock
         self._pool = pool
         self._token = token
         self._function: Callable[[], T] | None = function
 
     def cancel(self) -> bool:
-        """Take it back if it has not started, whoever asks: the run's cancel or the task that awaits it."""
+        """Cancel it if it has not started. The run's cancel asks for that, or the task that awaits it."""
         cancelled = super().cancel()
         if cancelled:
             self._function = None
@@ -91,7 +93,7 @@ class _Call(Future[T]):
         if not self.set_running_or_notify_cancel() or function is None:
             return
         try:
-            result = _call_for(self._token, function)
+            result = _call_with_token(self._token, function)
         except BaseException as error:  # noqa: BLE001 (it is the caller's, who gets it from the future)
             self._leave()
             self.set_exception(error)
@@ -102,10 +104,10 @@ class _Call(Future[T]):
 
     def _leave(self) -> None:
         if self._token is not None:
-            self._token.work.remove_thread(self)
+            self._token.activity.remove_thread(self)
 
 
-def _call_for(token: CancelToken | None, function: Callable[[], T]) -> T:
+def _call_with_token(token: CancelToken | None, function: Callable[[], T]) -> T:
     """Call a function with ``token`` current: run_in_executor submits it without its context."""
     if token is None:
         return function()
@@ -116,8 +118,11 @@ def _call_for(token: CancelToken | None, function: Callable[[], T]) -> T:
         current.reset(before)
 
 
+_Inbox: TypeAlias = SimpleQueue[_SubmittedFunction[Any] | None]
+
+
 class _Pool:
-    """Daemon threads up to a bound, started when needed and kept for what comes next."""
+    """Daemon threads up to a bound. They start when needed and are kept."""
 
     def __init__(self, bound: int, name: str) -> None:
         self._bound = bound
@@ -125,11 +130,11 @@ class _Pool:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._threads = 0  # without those that were given up on
-        self._idle: list[SimpleQueue[_Call[Any] | None]] = []  # where each idle thread waits, last one first
-        self._queue: deque[_Call[Any]] = deque()  # not empty only while no thread is idle
+        self._idle: list[_Inbox] = []  # where each idle thread waits, the last one first
+        self._queue: deque[_SubmittedFunction[Any]] = deque()  # not empty only while no thread is idle
         self._closed = False
 
-    def put(self, call: _Call[Any]) -> None:
+    def put(self, call: _SubmittedFunction[Any]) -> None:
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -140,13 +145,13 @@ class _Pool:
                 self._queue.append(call)
                 try:
                     self._start_thread()
-                except RuntimeError:  # the system gives no more threads; those we have will come to it
+                except RuntimeError:  # the system gives no more threads; those we have will take it
                     if not self._threads:
                         self._queue.pop()
                         raise
 
-    def give_up(self, call: _Call[Any]) -> None:
-        """If a thread has this call, count the thread no longer; it leaves when the call ends."""
+    def give_up(self, call: _SubmittedFunction[Any]) -> None:
+        """Count the thread that runs this function no longer. The thread ends with the function."""
         with self._lock:
             if call.holds_place:
                 call.holds_place = False
@@ -168,14 +173,14 @@ class _Pool:
         if not self._queue or self._threads >= self._bound:
             return
         name = f"{self._name}-{next(self._numbers)}"
-        inbox: SimpleQueue[_Call[Any] | None] = SimpleQueue()
+        inbox: _Inbox = SimpleQueue()
         threading.Thread(target=self._serve, args=(inbox,), name=name, daemon=True).start()
         self._threads += 1
         call = self._queue.popleft()
         call.holds_place = True
         inbox.put(call)
 
-    def _serve(self, inbox: "SimpleQueue[_Call[Any] | None]") -> None:
+    def _serve(self, inbox: _Inbox) -> None:
         call = inbox.get()
         while call is not None:
             call.run()

@@ -1,8 +1,8 @@
 """What of one run is alive in this process: threads, tasks, processes; and what was given up on.
 
-A run is not reported as stopped while any of it still works. What starts is entered here:
-functions in threads by ``executor``, tasks by ``tracking``, process groups by ``start_process`` of the token.
-It is removed when it ends, so nobody has to poll.
+A run is not reported as stopped while any of it still works. Functions in threads are entered here by
+``executor``, tasks by ``tracking``, process groups by ``CancelToken.start_process``. Each is removed when it
+ends, so nobody has to poll.
 """
 
 import asyncio
@@ -11,10 +11,11 @@ import logging
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
 from runs.stopping.process_group import ProcessGroup
@@ -22,11 +23,11 @@ from runs.stopping.process_group import ProcessGroup
 logger = logging.getLogger(__name__)
 
 
-class ThreadWork(Protocol):
+class ThreadFunction(Protocol):
     """A function handed to an executor, from its submission to its end."""
 
     def cancel(self) -> bool:
-        """Take it back if it has not started; whether it could be."""
+        """Cancel it if it has not started. Returns whether it was cancelled."""
 
     tool_call: str | None  # the tool call that it works for, if that is known
 
@@ -37,48 +38,48 @@ class ThreadWork(Protocol):
         """Call ``callback`` with it, as the future of its result, once it has ended."""
 
 
+Activity: TypeAlias = ThreadFunction | asyncio.Task[Any] | ProcessGroup
+Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Event]
+
+
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """How much of a run lives."""
+class ActivityCount:
+    """How much of a run lives. False if nothing does."""
 
     threads: int = 0  # functions in threads, those queued for one included
     tasks: int = 0  # asyncio tasks
     processes: int = 0  # process groups in which at least one process lives
 
     def __bool__(self) -> bool:
-        return self.total > 0
-
-    @property
-    def total(self) -> int:
-        return self.threads + self.tasks + self.processes
+        return bool(self.threads or self.tasks or self.processes)
 
 
-class Work:
-    """The registry of one run. Every method may be called from any thread unless it says otherwise."""
+class RunActivity:
+    """All that is alive of one run. Every method may be called from any thread unless it says otherwise."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._alive: set[ThreadWork | asyncio.Task[Any] | ProcessGroup] = set()
-        self._stragglers: set[ThreadWork | asyncio.Task[Any] | ProcessGroup] = set()
+        self._alive: set[Activity] = set()
+        self._stragglers: set[Activity] = set()
         self._closed_to_threads = False
-        self._given_up = False
+        self.given_up = False  # what is alive is a straggler
         self._last_signal: signal.Signals | None = None
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._waiting: set[Waiter] = set()
         self._on_idle: Callable[[], None] | None = None
         self._begun = count()
         self._generators: WeakValueDictionary[int, AsyncGenerator[Any, Any]] = WeakValueDictionary()
 
-    def alive(self) -> Alive:
+    def alive(self) -> ActivityCount:
         """What lives and was not given up on."""
         with self._lock:
             return _count(self._alive)
 
-    def stragglers(self) -> Alive:
+    def stragglers(self) -> ActivityCount:
         """What was given up on and still lives."""
         with self._lock:
             return _count(self._stragglers)
 
-    async def ended(self, timeout: float) -> bool:
+    async def wait_until_idle(self, timeout: float) -> bool:
         """Wait until nothing lives but stragglers; False if ``timeout`` seconds were not enough.
 
         To be awaited outside the run: a task that is itself entered here would wait for its own end.
@@ -98,7 +99,7 @@ class Work:
         return True
 
     def close_to_threads(self) -> None:
-        """Start no function in a thread any more: what is queued is taken back, what comes later refused."""
+        """Start no function in a thread any more: cancel what is queued, refuse what comes later."""
         with self._lock:
             self._closed_to_threads = True
             living = list(self._alive)
@@ -115,10 +116,10 @@ class Work:
         return len(tasks)
 
     async def close_generators(self, timeout: float) -> None:
-        """Close what asynchronous generators were left half-way, within ``timeout`` seconds.
+        """Close the asynchronous generators that were left half-way, within ``timeout`` seconds.
 
-        One whose reader was cancelled while it handled an item is closed by nobody, and lives on as long as
-        anything refers to it; with it lives the stream of the model.
+        A generator whose reader was cancelled while it handled an item is closed by nobody else. As long as
+        anything refers to it, it keeps the model's stream open.
         """
         left = [
             generator for _, generator in sorted(self._generators.items(), reverse=True)
@@ -142,32 +143,33 @@ class Work:
         self,
         on_idle: Callable[[], None] | None = None,
         on_result: Callable[[str], None] | None = None,
-    ) -> Alive:
+    ) -> ActivityCount:
         """Count what lives as stragglers from now on, and give the places of its threads to others.
 
         What a straggler starts is a straggler, too, even if all others have ended. ``on_idle`` is called
-        whenever the last one has ended, wherever that happens (at once if there is none); ``on_result`` with
-        the tool call of each thread that does come to a result. Returns what was given up on.
+        whenever the last straggler has ended, and at once if there is none. ``on_result`` is called with the
+        tool call id of each thread that comes to a result. Both are called in the thread where it happens.
+        Returns what was given up on.
         """
         self.close_to_threads()
         with self._lock:
-            self._given_up = True
+            self.given_up = True
             self._on_idle = on_idle
             given_up = list(self._alive)
             self._stragglers |= self._alive
             self._alive.clear()
-            tell = self._changed(stragglers=True)
+            to_tell = self._to_tell(stragglers=True)
         for item in given_up:
             if not isinstance(item, asyncio.Task | ProcessGroup):
                 item.give_up()
                 if on_result is not None and item.tool_call is not None:
-                    item.add_done_callback(_telling(on_result, item.tool_call))
-        tell()
+                    item.add_done_callback(partial(_tell_result, on_result, item.tool_call))
+        _tell(*to_tell)
         return _count(given_up)
 
     # Entering and leaving
 
-    def add_thread(self, thread: ThreadWork) -> bool:
+    def add_thread(self, thread: ThreadFunction) -> bool:
         """Enter a function for a thread; False if the run starts no more of them."""
         with self._lock:
             if self._closed_to_threads:
@@ -175,13 +177,14 @@ class Work:
             self._alive.add(thread)
             return True
 
-    def remove_thread(self, thread: ThreadWork) -> None:
-        """Strike a function out that has ended or was taken back; harmless when done twice."""
+    def remove_thread(self, thread: ThreadFunction) -> None:
+        """Remove a function that has ended or was taken back. Doing it twice is harmless."""
         self._remove(thread)
 
     def add_task(self, task: asyncio.Task[Any]) -> None:
         """Enter a task until it is done."""
-        self._add(task)
+        with self._lock:
+            (self._stragglers if self.given_up else self._alive).add(task)
         task.add_done_callback(self._remove)
 
     def add_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -190,26 +193,23 @@ class Work:
 
     def add_process(self, group: ProcessGroup) -> None:
         """Enter a process group until its last process is gone."""
-        self._add(group)
+        with self._lock:
+            (self._stragglers if self.given_up else self._alive).add(group)
         if self._last_signal is not None:
             group.signal(self._last_signal)
         group.when_gone(self._remove)
 
-    def _add(self, item: asyncio.Task[Any] | ProcessGroup) -> None:
-        with self._lock:
-            (self._stragglers if self._given_up else self._alive).add(item)
-
-    def _remove(self, item: ThreadWork | asyncio.Task[Any] | ProcessGroup) -> None:
+    def _remove(self, item: Activity) -> None:
         with self._lock:
             was_straggler = item in self._stragglers
             self._alive.discard(item)
             self._stragglers.discard(item)
             if not self._waiting and self._on_idle is None:
                 return  # as nearly always: LangGraph has a task for each token
-            tell = self._changed(stragglers=was_straggler)
-        tell()
+            to_tell = self._to_tell(stragglers=was_straggler)
+        _tell(*to_tell)
 
-    def _wait(self, waiter: tuple[asyncio.AbstractEventLoop, asyncio.Event]) -> bool:
+    def _wait(self, waiter: Waiter) -> bool:
         """Whether there is something to wait for; if so, ``waiter`` will be told."""
         with self._lock:
             if self._alive:
@@ -223,16 +223,18 @@ class Work:
         for group in groups:
             group.signal(number)
 
-    def _changed(self, *, stragglers: bool) -> Callable[[], None]:
-        """Tells those concerned that something has left, of the stragglers or not. Made with the lock held,
-        to be called without it."""
-        waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+    def _to_tell(self, *, stragglers: bool) -> tuple[set[Waiter], Callable[[], None] | None]:
+        """Who is to be told that something has left, a straggler or not: for ``_tell``.
+
+        To be called with the lock held. ``_tell`` is called without it.
+        """
+        waiting: set[Waiter] = set()
         on_idle = None
         if not self._alive:
             waiting, self._waiting = self._waiting, waiting
         if stragglers and not self._stragglers:
             on_idle = self._on_idle
-        return lambda: _tell(waiting, on_idle)
+        return waiting, on_idle
 
 
 async def _close_all(generators: "list[AsyncGenerator[Any, Any]]") -> None:
@@ -243,15 +245,12 @@ async def _close_all(generators: "list[AsyncGenerator[Any, Any]]") -> None:
             logger.debug("%r was not closed in good order: %s", generator, error)
 
 
-def _telling(on_result: Callable[[str], None], tool_call: str) -> Callable[[Any], None]:
-    def ended(future: Any) -> None:
-        if not future.cancelled() and future.exception() is None:
-            on_result(tool_call)
-
-    return ended
+def _tell_result(on_result: Callable[[str], None], tool_call: str, future: Any) -> None:
+    if not future.cancelled() and future.exception() is None:
+        on_result(tool_call)
 
 
-def _count(items: "set[ThreadWork | asyncio.Task[Any] | ProcessGroup] | list[Any]") -> Alive:
+def _count(items: Collection[Activity]) -> ActivityCount:
     kinds = Counter(
         "tasks"
         if isinstance(item, asyncio.Task)
@@ -260,12 +259,10 @@ def _count(items: "set[ThreadWork | asyncio.Task[Any] | ProcessGroup] | list[Any
         else "threads"
         for item in items
     )
-    return Alive(**kinds)
+    return ActivityCount(**kinds)
 
 
-def _tell(
-    waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]], on_idle: Callable[[], None] | None
-) -> None:
+def _tell(waiting: set[Waiter], on_idle: Callable[[], None] | None) -> None:
     for loop, changed in waiting:
         with contextlib.suppress(RuntimeError):  # that loop has closed; nobody waits in it
             loop.call_soon_threadsafe(changed.set)
@@ -273,5 +270,5 @@ def _tell(
         try:
             on_idle()
         except Exception:
-            # It runs wherever the last straggler happened to end, where nobody could handle it.
+            # This is the thread in which the last straggler ended. Nobody there could handle it.
             logger.exception("What was to follow the end of the last straggler failed.")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
-from runs.foundation.database import AWAY
+from runs.foundation.database import DATABASE_UNAVAILABLE
 from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode
-from runs.translation.callbacks import Errors
+from runs.translation.callbacks import RaisedErrors
 
 DATABASE_AWAY = Failure(
     ErrorCode.INTERNAL, "The database did not answer for so long that this turn could not go on."
@@ -18,7 +18,7 @@ INTERNAL = Failure(
 )
 
 
-def explain(error: BaseException, errors: Errors) -> Failure:
+def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     """The Error of a run whose graph raised ``error``.
 
     That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
@@ -36,7 +36,7 @@ def explain(error: BaseException, errors: Errors) -> Failure:
             return Failure(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):
             return Failure(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
-        if isinstance(cause, AWAY):
+        if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
     return INTERNAL
 

@@ -1,12 +1,12 @@
 """The tool calls of one execution: what the model asked for, what ran, and the one end that each call gets.
 
-A tool that raised is not failed yet: whoever runs it may try again or put a message in its place. Its call
+A call whose tool raised has not failed yet: the graph may try again, or put a message in its place. The call
 ends with that message, or with the turn.
 """
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -19,37 +19,23 @@ from runs.foundation.values import clean, result_text, to_json, truncate, trunca
 from runs.states import Effect, EventType
 
 
-@dataclass(frozen=True, slots=True)
-class KnownCall:
-    """A tool call that an earlier execution has logged with its assistant message."""
+@dataclass(slots=True, eq=False)
+class CallState:
+    """A tool call and what the log says of it."""
 
     id: str
     message: str | None  # the assistant message that holds it
     name: str
     args: dict[str, Any]
-    started: bool  # its tool.started is in the log
-    ended: bool  # its end is in the log
-    counted: bool = False  # a run before this one began it, and has it in its statistics
-    may_have_begun: bool = False  # in a run before this one
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A tool call and what the log says of it."""
-
-    id: str
-    message: str | None
-    name: str
-    args: dict[str, Any]
-    started: bool = False
-    ended: bool = False
-    counted: bool = False
-    may_have_begun: bool = False
+    started: bool = False  # its tool.started is in the log
+    ended: bool = False  # its end is in the log
+    counted: bool = False  # an earlier run of the turn began it, and has it in its statistics
+    may_have_begun: bool = False  # in an earlier run of the turn
     failure: str | None = None  # it raised, and nobody has put a message in its place yet
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _ToolEnd:
     """How one execution of a tool ended."""
 
     output: Any
@@ -61,7 +47,8 @@ class _Outcome:
 class ToolTranslation:
     """Tool chunks, tool messages and tool callbacks into tool events.
 
-    ``on_result`` is called behind each end of a call that a message holds: the place of its result.
+    ``on_result`` is called when a call that a message holds has got its end in the log. ``on_return`` is
+    called with the call's id when its tool has returned, even after the end of the turn.
     """
 
     def __init__(
@@ -69,27 +56,17 @@ class ToolTranslation:
         emit: Callable[[EventType, dict[str, Any]], None],
         count: Callable[..., None],
         on_result: Callable[[], None],
-        known: Iterable[KnownCall],
+        known: Iterable[CallState],
+        on_return: Callable[[str], None] = lambda call_id: None,
     ) -> None:
         self._emit = emit
         self._count = count
         self._on_result = on_result
-        self._calls = {
-            call.id: _Call(
-                call.id,
-                call.message,
-                call.name,
-                call.args,
-                call.started,
-                call.ended,
-                call.counted,
-                call.may_have_begun,
-            )
-            for call in known
-        }
+        self._on_return = on_return
+        self._calls = {call.id: replace(call) for call in known}
         self._executions: dict[UUID, tuple[str, float]] = {}
         self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun
-        self._outcomes: dict[str, _Outcome] = {}
+        self._ends: dict[str, _ToolEnd] = {}
         self.open: dict[str, float] = {}  # call id to the monotonic time its tool began, while it runs
 
     def ask(self, message: str, calls: Iterable[dict[str, Any]]) -> None:
@@ -97,8 +74,8 @@ class ToolTranslation:
         for call in calls:
             if call["id"] in self._calls:  # some providers use an id again in a later message: another call
                 self._nodes.pop(call["id"], None)
-                self._outcomes.pop(call["id"], None)
-            self._calls[call["id"]] = _Call(call["id"], message, call["name"], call["args"])
+                self._ends.pop(call["id"], None)
+            self._calls[call["id"]] = CallState(call["id"], message, call["name"], call["args"])
 
     @property
     def unanswered(self) -> bool:
@@ -131,11 +108,11 @@ class ToolTranslation:
         elif event == "tool-error":
             self._raised(call, payload["message"])
 
-    def _raised(self, call: _Call, message: str) -> None:
-        outcome = self._outcomes.get(call.id)
-        if outcome is not None and outcome.cancelled:
+    def _raised(self, call: CallState, message: str) -> None:
+        end = self._ends.get(call.id)
+        if end is not None and end.cancelled:
             return  # what it did is unknown; the end of the turn, which is near, says so
-        call.failure = truncate(message) or _describe(outcome.error if outcome is not None else None)
+        call.failure = truncate(message) or _describe(end.error if end is not None else None)
         if call.message is None:  # nobody will put a message in its place
             self._fail(call, call.failure)
 
@@ -157,13 +134,13 @@ class ToolTranslation:
         self._finish(call, message)
 
     def tell_begun(self) -> None:
-        """Say of each call that has begun that it did, though its chunk may still be in the queue."""
+        """Log the start of each tool that has begun, though its chunk may still be in the queue."""
         for call in self._calls.values():
             if call.id in self._nodes and not call.ended:
                 self._start(call, self._nodes[call.id], ())
 
     def close(self) -> None:
-        """No chunk comes any more: every call that has no end gets the one it deserves."""
+        """No chunk comes any more: end every call that has no end."""
         for call in list(self._calls.values()):
             if not call.ended:
                 self._close(call)
@@ -176,33 +153,44 @@ class ToolTranslation:
         now = time.monotonic()
         self._executions[run_id] = (call_id, now)
         self._nodes[call_id] = node
-        self._outcomes.pop(call_id, None)
+        self._ends.pop(call_id, None)
         self.open[call_id] = now
 
-    def ended(
-        self, run_id: UUID, output: Any, error: BaseException | None, *, cancelled: bool = False
-    ) -> None:
-        """It has returned ``output``, or raised ``error``; ``cancelled`` if it was cancelled from outside."""
+    def returned(self, run_id: UUID, output: Any) -> None:
+        """A tool has returned."""
+        call_id = self._ended(run_id, output, None)
+        if call_id is not None:
+            self._on_return(call_id)
+
+    def raised(self, run_id: UUID, error: BaseException, cancelled: bool) -> None:
+        """A tool has raised or asks the user something. ``cancelled`` says that a cancel made it raise."""
+        self._ended(run_id, None, error, cancelled)
+
+    def _ended(
+        self, run_id: UUID, output: Any, error: BaseException | None, cancelled: bool = False
+    ) -> str | None:
+        """Returns the id of the call."""
         if (execution := self._executions.pop(run_id, None)) is None:
-            return
+            return None
         call_id, since = execution
         self.open.pop(call_id, None)
         if not isinstance(error, GraphBubbleUp):  # that one asks the user something, and goes on afterwards
             duration_ms = int((time.monotonic() - since) * 1000)
-            self._outcomes[call_id] = _Outcome(output, error, cancelled, duration_ms)
+            self._ends[call_id] = _ToolEnd(output, error, cancelled, duration_ms)
+        return call_id
 
     # Events
 
-    def _unasked(self, call_id: str, payload: dict[str, Any]) -> _Call:
+    def _unasked(self, call_id: str, payload: dict[str, Any]) -> CallState:
         args = payload.get("input")
         name = truncate_to_fit(payload["tool_name"], TOOL_NAME_LIMIT)
-        call = self._calls[call_id] = _Call(
+        call = self._calls[call_id] = CallState(
             call_id, None, name, to_json(args) if isinstance(args, dict) else {}
         )
         return call
 
     def _start(
-        self, call: _Call, node: str | None, namespace: tuple[str, ...], *, counts: bool = True
+        self, call: CallState, node: str | None, namespace: tuple[str, ...], *, counts: bool = True
     ) -> None:
         if call.started:
             return
@@ -212,7 +200,7 @@ class ToolTranslation:
         if counts:
             self._count(tool_calls=1)
 
-    def _finish(self, call: _Call, output: Any) -> None:
+    def _finish(self, call: CallState, output: Any) -> None:
         message = _message_for(call.id, output)
         if message is not None and message.status == "error":
             self._fail(call, result_text(message.content))
@@ -224,33 +212,33 @@ class ToolTranslation:
         data = {"tool_call": call.id, "result": result_text(output), "duration_ms": self._duration(call)}
         self._end(call, EventType.TOOL_COMPLETED, data)
 
-    def _fail(self, call: _Call, error: str) -> None:
+    def _fail(self, call: CallState, error: str) -> None:
         data = {"tool_call": call.id, "error": error, "duration_ms": self._duration(call)}
         self._end(call, EventType.TOOL_FAILED, data)
 
-    def _end(self, call: _Call, event: EventType, data: dict[str, Any]) -> None:
+    def _end(self, call: CallState, event: EventType, data: dict[str, Any]) -> None:
         call.ended = True
         self._emit(event, data)
         if call.message is not None:
             self._count(message_count=1)
             self._on_result()
 
-    def _duration(self, call: _Call) -> int | None:
-        outcome = self._outcomes.get(call.id)
-        return outcome.duration_ms if outcome is not None else None
+    def _duration(self, call: CallState) -> int | None:
+        end = self._ends.get(call.id)
+        return end.duration_ms if end is not None else None
 
-    def _close(self, call: _Call) -> None:
+    def _close(self, call: CallState) -> None:
         if call.id in self._nodes:  # it began, though its chunk may still be in the queue
             self._start(call, self._nodes[call.id], ())
-        outcome = self._outcomes.get(call.id)
-        if outcome is not None and outcome.error is None:
-            self._finish(call, outcome.output)  # the result had arrived
-        elif outcome is not None and not outcome.cancelled:
-            self._fail(call, call.failure or _describe(outcome.error))
-        elif outcome is None and call.failure is not None:
+        end = self._ends.get(call.id)
+        if end is not None and end.error is None:
+            self._finish(call, end.output)  # the result had arrived
+        elif end is not None and not end.cancelled:
+            self._fail(call, call.failure or _describe(end.error))
+        elif end is None and call.failure is not None:
             self._fail(call, call.failure)
         else:
-            effect = Effect.UNKNOWN if call.started or call.may_have_begun else Effect.NONE
+            effect = Effect.without_result(may_have_begun=call.started or call.may_have_begun)
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
 
 

@@ -1,4 +1,4 @@
-"""The shapes of everything that leaves the engine, as JSON.
+"""What leaves the engine as JSON: the types of the objects, and how rows become them.
 
 Every room above the models may import it.
 """

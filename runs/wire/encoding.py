@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-# What some programs take for the end of a line, besides those that JSON escapes anyway.
+# Further characters that some programs take for the end of a line. JSON does not escape them.
 _line_ends = re.compile("[\x85\u2028\u2029]")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -19,7 +19,7 @@ def encode(data: Any) -> str:
 
 
 def event(run_id: UUID, seq: int, type: str, data: str, at: datetime) -> str:
-    """The Event of the wire contract, around data that is JSON already."""
+    """The Event as JSON, around data that is JSON already."""
     return f'{{"run":"{run_id}","seq":{seq},"type":"{type}","data":{data},"at":"{timestamp(at)}"}}'
 
 

@@ -1,9 +1,9 @@
-"""The shapes of the wire contract, JSON-ready: ids and times are strings, unknown is null, false is false."""
+"""Rows of the database as objects of the wire contract."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
@@ -11,10 +11,8 @@ from django.db.models import Q, QuerySet
 from runs import statements
 from runs.models import Cancellation, Run, Session, Worker
 from runs.states import CancelOutcome, RunStatus, SessionStatus
-from runs.wire import statistics
+from runs.wire import contract, statistics
 from runs.wire.encoding import timestamp
-
-Data: TypeAlias = dict[str, Any]
 
 
 def with_status(sessions: QuerySet[Session]) -> QuerySet[Session]:
@@ -45,13 +43,13 @@ def session_status(session: Any) -> str:
     return SessionStatus.QUEUED if session.has_queue else SessionStatus.IDLE
 
 
-def sessions(page: Iterable[Session]) -> list[Data]:
+def sessions(page: Iterable[Session]) -> list[contract.Session]:
     """Session for each of these annotated ones, in a fixed number of queries."""
     page = list(page)
     ids = [session.id for session in page]
     numbers = statistics.of_sessions(ids)
     active: dict[UUID, Run] = {}
-    queued: dict[UUID, list[Data]] = defaultdict(list)
+    queued: dict[UUID, list[contract.QueuedTurn]] = defaultdict(list)
     occupying = []
     for run in statements.active_runs(ids):
         if run.status == RunStatus.QUEUED:
@@ -86,8 +84,8 @@ def sessions(page: Iterable[Session]) -> list[Data]:
     ]
 
 
-def summary(session: Session) -> Data:
-    """The line of an annotated session in its owner's list."""
+def summary(session: Session) -> contract.SessionSummary:
+    """The entry of an annotated session in its owner's list."""
     return {
         "id": str(session.id),
         "title": session.title,
@@ -96,22 +94,22 @@ def summary(session: Session) -> Data:
     }
 
 
-def runs(page: Sequence[Run]) -> list[Data]:
+def runs(page: Sequence[Run]) -> list[contract.Run]:
     """Run for each, in a fixed number of queries."""
     latest: dict[UUID, Cancellation] = {}
-    # Every acceptance leaves its mark on the run, so where there is none, nothing need be looked for.
+    # A run without a mark of a cancel has no Cancellation.
     if asked := [run.id for run in page if run.cancel_requested_at is not None]:
         operations = Cancellation.objects.filter(run__in=asked).select_related("requested_by")
         latest = {operation.run_id: operation for operation in operations.order_by("accepted_at")}
     return [_run(run, latest.get(run.id)) for run in page]
 
 
-def run(run: Run) -> Data:
+def run(run: Run) -> contract.Run:
     """Run."""
     return runs([run])[0]
 
 
-def cancellation(operation: Cancellation) -> Data:
+def cancellation(operation: Cancellation) -> contract.Cancellation:
     """Cancellation."""
     return {
         "id": str(operation.id),
@@ -129,8 +127,8 @@ def cancellation(operation: Cancellation) -> Data:
 
 def nothing_to_cancel(
     session_id: UUID, run_id: UUID | None, *, source: str, reason: str, requested_by: Any
-) -> Data:
-    """The Cancellation of what had ended already: a success that says so, and no row."""
+) -> contract.Cancellation:
+    """The Cancellation when there was nothing left to cancel. It has no row."""
     return {
         "id": None,
         "session": str(session_id),
@@ -145,7 +143,7 @@ def nothing_to_cancel(
     }
 
 
-def worker(found: Worker) -> Data:
+def worker(found: Worker) -> contract.Worker:
     """Worker."""
     return {
         "id": str(found.id),
@@ -159,7 +157,7 @@ def worker(found: Worker) -> Data:
     }
 
 
-def _run(run: Run, operation: Cancellation | None) -> Data:
+def _run(run: Run, operation: Cancellation | None) -> contract.Run:
     return {
         "id": str(run.id),
         "session": str(run.session_id),

@@ -1,6 +1,6 @@
 """The numbers of runs, and of sessions as the sum of theirs.
 
-The counts themselves are written with the events they count (``runs.log.events``); unknown is None, never 0.
+The counts are written together with the events that they count (``runs.log.events``). Unknown is None.
 """
 
 from collections.abc import Iterable
@@ -9,10 +9,11 @@ from uuid import UUID
 
 from runs.models import Run
 from runs.statements import SESSION_SUMS, sums_of_sessions
+from runs.wire import contract
 
 
-def of_run(run: Run) -> dict[str, Any]:
-    """The run's statistics as in the wire contract; LLM calls in progress count at their estimate."""
+def of_run(run: Run) -> contract.RunStatistics:
+    """The run's statistics. LLM calls in progress count with their estimate."""
     is_open = run.open_input_tokens > 0 or run.open_output_tokens > 0
     return {
         "message_count": run.message_count,
@@ -26,7 +27,7 @@ def of_run(run: Run) -> dict[str, Any]:
     }
 
 
-def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
+def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, contract.SessionStatistics]:
     """The statistics of each session, summed from its runs in one query."""
     ids = list(session_ids)
     rows = sums_of_sessions(ids)
@@ -34,7 +35,7 @@ def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, dict[str, Any]]:
     return {session_id: _of_row(found.get(session_id)) for session_id in ids}
 
 
-def _of_row(row: dict[str, Any] | None) -> dict[str, Any]:
+def _of_row(row: dict[str, Any] | None) -> contract.SessionStatistics:
     if row is None:
         return {
             "runs": 0, "message_count": 0, "llm_calls": 0, "tool_calls": 0,

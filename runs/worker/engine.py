@@ -1,4 +1,4 @@
-"""What of the engine lives in every process that serves: the bus, the feeds, the checkpoints, the sweep."""
+"""The part of the engine in every process that serves: the bus, the hub, the checkpoints, the sweep."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from uuid import UUID
 from django.conf import settings
 
 from runs import agents, process
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.lifecycle import liveness
 from runs.live import follow
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """The engine in a process, on one event loop. It follows, reads and sweeps, and executes nothing."""
+    """The engine of a process, on one event loop. It follows, reads and sweeps. It executes no runs."""
 
     id: UUID | None = None  # of the worker that this process is, if it executes runs
     executions: Mapping[UUID, Any] = MappingProxyType({})  # what it executes, by run
@@ -45,7 +45,7 @@ class Engine:
 
     @classmethod
     async def start(cls) -> Self:
-        """Open all that the process needs, sweep once, and begin to work."""
+        """Open all that the process needs, sweep once, and start the side loops."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(TrackingExecutor())
         track_tasks(loop)
@@ -54,15 +54,15 @@ class Engine:
             opened.push_async_callback(bus.close)
             checkpoints = await Checkpoints.open()
             opened.push_async_callback(checkpoints.close)
-            node = cls(bus, Hub.open(bus, follow.snapshots), checkpoints)
-            opened.push_async_callback(node.close)
+            engine = cls(bus, Hub.open(bus, follow.snapshots), checkpoints)
+            opened.push_async_callback(engine.close)
             await in_thread(agents.warm_up)
-            await node._begin()
+            await engine._begin()
             opened.pop_all()
-        return node
+        return engine
 
     async def leave(self, seconds: float) -> None:
-        """Take no more turns and close everything, within ``seconds`` if that is in this process's power."""
+        """Take no more turns and close everything. It tries to be done within ``seconds``."""
         self.leaving = True
         await self.close()
 
@@ -77,22 +77,22 @@ class Engine:
         await self.bus.close()
 
     def offer(self, session_id: UUID) -> bool:
-        """Have the session's first in line executed soon, if this process executes runs; whether it does."""
+        """Have the session's first in line executed soon. Returns whether this process executes runs."""
         return False
 
-    def seal(self, run_id: UUID) -> None:
-        """If this process executes the run: from now on none of its checkpoints is written any more."""
+    def fence(self, run_id: UUID) -> None:
+        """Let no checkpoint of this run be written any more, if this process executes it."""
 
     async def forget_session(self, session_id: UUID) -> None:
-        """Stop what executes here for a session that is deleted; afterwards nothing here writes for it."""
+        """Stop what executes for a session that is being deleted. Afterwards nothing here writes for it."""
 
     async def beat(self) -> None:
-        """One heartbeat: see that the database takes writes, and so those of the others' heartbeats.
+        """One heartbeat: see whether the database takes writes, and so the heartbeats of others.
 
-        It waits for no sweep. One that has much to do, or meets a row that somebody holds, may take longer
-        than a worker may be silent.
+        It does not wait for a sweep. A long sweep, or one that meets a locked row, may take longer than a
+        worker may be silent.
         """
-        # One that changes nothing, since none has this id.
+        # A write that changes nothing, since no worker has this id.
         await in_thread(Worker.objects.filter(id=UUID(int=0)).update, leaving=True)
         self.watch.beat()
 
@@ -116,7 +116,7 @@ class Engine:
         return [*self._regular, *self.bus.tasks, *self.hub.tasks]
 
     def _side_loop_ended(self, task: "asyncio.Task[None]") -> None:
-        """Without any of its side loops a process only seems to work, so it has to go, loudly."""
+        """Stop the process loudly when one of its side loops has ended: it would only seem to work."""
         if not task.cancelled():
             logger.critical(
                 "The loop %r ended; this process leaves.", task.get_name(), exc_info=task.exception()
@@ -132,7 +132,7 @@ async def _do_forever(step: Callable[[], Awaitable[None]], name: str) -> None:
         await asyncio.sleep(settings.RUNS_HEARTBEAT)
         try:
             await step()
-        except AWAY as error:  # the next one tells; a worker that misses its beats is taken for dead
+        except DATABASE_UNAVAILABLE as error:  # the next one may succeed
             logger.warning("This %s was not possible: %s", name, error)
-        except Exception:  # the next one may do better, and without any nothing would be found again
+        except Exception:  # the next one may succeed, and the loop must not end
             logger.exception("This %s failed.", name)

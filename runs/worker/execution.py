@@ -1,7 +1,7 @@
-"""The live side of a run: drives one graph on one run, and stops it by grades.
+"""The live side of a run: drives one graph on one run, and decides how the run ends.
 
-The graph runs in a task of its own whose context carries the run's cancel token; so every task, thread
-and process it starts is known. This task outlives it and alone decides the ending.
+The graph runs in a task of its own whose context carries the run's cancel token. So every task, thread and
+process that it starts is known. The execution's task outlives the graph's and alone decides the ending.
 """
 
 import asyncio
@@ -10,69 +10,48 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from django.conf import settings
 from langchain_core.runnables import RunnableConfig
-from langgraph.errors import GraphDrained, NodeCancelledError
 from langgraph.runtime import RunControl
 
 from runs import agents
 from runs.errors import AgentMismatch, Fenced
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.lifecycle import endings, questions
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.log import tool_calls
 from runs.log.writer import EventWriter
-from runs.memory.checkpoints import Checkpoints, FencedSaver
+from runs.memory.checkpoints import Checkpoints
+from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
-from runs.states import Effect, ErrorCode, InterruptReason, RunStatus
-from runs.stopping import cancel_token, tracking
+from runs.states import Effect, ErrorCode, RunStatus
+from runs.stopping import cancel_token, grades, tracking
 from runs.stopping.cancel_token import CancelToken
-from runs.stopping.late_results import LateResults
-from runs.translation.failures import INTERNAL, explain
+from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
 from runs.worker import graph_input
+from runs.worker.ending import Ending, StopReason, of_graph, of_stop
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STREAM_MODES: Any = ["messages", "updates", "tools", "custom"]  # its type lacks "tools"
 
-# How often the limits of a running turn are looked at, in seconds.
-_WATCH = 0.5
-
-
-class StopReason(StrEnum):
-    """Why a graph was stopped from outside; the first reason decides the ending."""
-
-    CANCEL = "cancel"  # an accepted cancel
-    FENCED = "fenced"  # the run is not ours any more
-    SHUTDOWN = "shutdown"  # the process leaves
-    DEADLINE = "deadline"  # the run took longer than RUNS_RUN_TIMEOUT
-    SILENCE = "silence"  # the provider said nothing for RUNS_IDLE_TIMEOUT
-    TOOL_TIME = "tool_time"  # a tool took longer than RUNS_TOOL_TIMEOUT
-    LOG = "log"  # what the run said cannot be stored
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How a turn ends, before it is written."""
-
-    status: RunStatus
-    error: Failure | None = None
-    reason: InterruptReason | None = None
-    questions: list[dict[str, Any]] = field(default_factory=list)
+# Seconds between two looks at the limits of a running turn.
+_LIMITS_INTERVAL = 0.5
 
 
 class Execution:
     """One claim of one run, from the claim to the ending.
 
-    ``afterwards`` takes what is left to do when it has ended, with a name for it.
+    ``afterwards`` takes what is left to do when it has ended, with a name for it. ``on_stragglers_ended`` is
+    called with the execution when nothing that was given up on works any more.
     """
 
     def __init__(
@@ -81,49 +60,38 @@ class Execution:
         writer: EventWriter,
         checkpoints: Checkpoints,
         afterwards: Callable[[Coroutine[Any, Any, None], str], None],
+        on_stragglers_ended: "Callable[[Execution], None]",
     ) -> None:
         self.run = run
         self.token = CancelToken()
+        self.ended = asyncio.Event()
         self._writer = writer
         self._checkpoints = checkpoints
-        self._log = writer.open(run)
-        self._control = RunControl()
-        self._results = LateResults(self._later(self._result_came))
-        self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        self.ended = asyncio.Event()
-        self._gave_up = False
-        self._slow_tool_name = ""
-        self._fenced = False
-        self._on_stragglers_ended: Callable[[], None] = lambda: None
         self._afterwards = afterwards
+        self._on_stragglers_ended = on_stragglers_ended
+        self._log = writer.open(run)
         self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
+        self._control = RunControl()
+        self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self._fenced = False
+        self._slow_tool = ""  # the tool that took too long
 
     # Asked from outside
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the graph, soon. The first reason decides; but a run that is not ours is not ours."""
+        """Stop the graph, soon. The first reason decides, but FENCED always counts."""
         self._fenced |= reason is StopReason.FENCED
         if not self._stop.done():
             self._stop.set_result(reason)
 
     async def fence(self) -> None:
-        """The run was ended without this execution: when this returns, it writes no checkpoint any more."""
-        self.stop(StopReason.FENCED)
-        await self._saver.fence()
-
-    async def seal(self) -> None:
-        """Let no checkpoint be written any more, and wait for those on their way."""
+        """The run was ended without this execution. When this returns, it writes no checkpoint any more."""
         self.stop(StopReason.FENCED)
         await self._saver.fence()
 
     def drain(self) -> None:
-        """Let the graph come to its next step and end there; a turn in its last step still completes."""
+        """Let the graph end at its next step. A turn in its last step still completes."""
         self._control.request_drain()
-
-    def straggles(self, ended: Callable[[], None]) -> bool:
-        """Whether what was given up on still works; then ``ended`` is called when it does not any more."""
-        self._on_stragglers_ended = ended
-        return bool(self.token.work.stragglers())
 
     # From claim to ending
 
@@ -147,10 +115,8 @@ class Execution:
             self.ended.set()
 
     async def _drive(self) -> Ending:
-        """Run the graph to its end or stop it; then nothing of it works any more, or it was given up on."""
-        turn = await _stubbornly(lambda: in_thread(graph_input.load, self.run))
-        if turn.run.cancel_requested_at is not None:
-            self.stop(StopReason.CANCEL)
+        """Run the graph to its end or stop it. Then nothing of it works any more, or it was given up on."""
+        turn = await _retry_while_away(in_thread, graph_input.load, self.run)
         self._translator = Translator(
             self._log,
             run_id=str(self.run.id),
@@ -158,6 +124,7 @@ class Execution:
             log_custom="custom" in self.run.stream_modes,
             known=turn.known,
             is_cancelled=lambda: self.token.cancelled,
+            on_result=self._on_loop(self._tool_returned),
         )
         try:
             name = self.run.session.agent
@@ -165,38 +132,38 @@ class Execution:
             if agent is None:
                 agent = await in_thread(agents.load, name)
             self._graph = agent.graph_on(self._saver)
-            given, left_behind = await _stubbornly(lambda: graph_input.begin(self._graph, turn))
-            for namespace, messages in left_behind:
+            given, saved = await _retry_while_away(graph_input.begin, self._graph, turn)
+            for namespace, messages in saved:
                 self._translator.recover(namespace, messages)
         except AgentMismatch as error:
             return Ending(RunStatus.FAILED, Failure(ErrorCode.INTERNAL, error.message))
         if self._stop.done():
-            return self._stopped(self._stop.result())
+            return of_stop(self._stop.result(), self._slow_tool)
 
         tracking.track_generators()
         context = contextvars.copy_context()
         context.run(cancel_token.current.set, self.token)
         graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
-        watch = asyncio.create_task(self._watch(), name=f"limits {self.run.id}")
+        limits = asyncio.create_task(self._keep_limits(), name=f"limits {self.run.id}")
         try:
-            first: set[asyncio.Future[Any]] = {graph_task, watch, self._stop}
+            first: set[asyncio.Future[Any]] = {graph_task, limits, self._stop}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            watch.cancel()
+            limits.cancel()
         if graph_task.done():
-            ending = self._ended(graph_task)
-            if self.token.work.alive():  # what its tools left behind ends with the turn
+            ended = of_graph(graph_task, self._translator, self.run.id)
+            if self.token.activity.alive():  # what its tools started and did not end
                 await self._stop_everything(graph_task)
-            return ending
-        ending = self._stopped(self._stop.result())
+            return ended
+        stopped = of_stop(self._stop.result(), self._slow_tool)
         await self._stop_everything(graph_task)
-        return ending
+        return stopped
 
     async def _stream(self, given: Any) -> None:
         config: RunnableConfig = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
-            "callbacks": [*self._translator.callbacks, self._results],
+            "callbacks": self._translator.callbacks,
         }
         chunks: Any = self._graph.astream(
             given,
@@ -213,12 +180,12 @@ class Execution:
                 if not self._log.has_room:
                     await self._log.room()
 
-    async def _watch(self) -> None:
+    async def _keep_limits(self) -> None:
         """Stop the graph when it passes one of its limits."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.RUNS_RUN_TIMEOUT
         while not self._stop.done():
-            await asyncio.sleep(_WATCH)
+            await asyncio.sleep(_LIMITS_INTERVAL)
             if self._log.failure is not None:
                 fenced = isinstance(self._log.failure, Fenced)
                 self.stop(StopReason.FENCED if fenced else StopReason.LOG)
@@ -226,118 +193,58 @@ class Execution:
                 self.stop(StopReason.DEADLINE)
             elif self._silence() > settings.RUNS_IDLE_TIMEOUT:
                 self.stop(StopReason.SILENCE)
-            elif (slow := self._slow_tool()) is not None:
-                self._slow_tool_name = slow
+            elif (slow := self._find_slow_tool()) is not None:
+                self._slow_tool = slow
                 self.stop(StopReason.TOOL_TIME)
 
     def _silence(self) -> float:
         """For how many seconds the quietest LLM call in progress has given nothing."""
-        if not self._translator.llm_calls_open:
-            return 0
-        return time.monotonic() - self._translator.last_activity
+        meter = self._translator.messages.meter
+        return time.monotonic() - meter.last_activity if meter.open_calls else 0
 
-    def _slow_tool(self) -> str | None:
+    def _find_slow_tool(self) -> str | None:
         """The name of a tool that has been at work for too long."""
+        tools = self._translator.tools
         limit = time.monotonic() - settings.RUNS_TOOL_TIMEOUT
-        slow = [call_id for call_id, begun in self._translator.tools_open.items() if begun < limit]
-        return self._translator.tool_name(slow[0]) if slow else None
+        return next((tools.name(call_id) for call_id, begun in tools.open.items() if begun < limit), None)
 
     # Stopping
 
     async def _stop_everything(self, graph_task: "asyncio.Task[None] | None" = None) -> None:
-        """Token and tasks first, then the grace time, then give up."""
-        work = self.token.work
-        self.token.cancel()
-        work.terminate_processes()
-        if graph_task is not None:
-            graph_task.cancel()
-        grace = settings.RUNS_CANCEL_GRACE
-        if graph_task is not None:
-            await asyncio.wait({graph_task}, timeout=grace / 2)
-        # Tasks that tools spawned, and those that swallowed their first CancelledError.
-        work.cancel_tasks()
-        if not await work.ended(grace / 2):
-            work.kill_processes()
-            if not await work.ended(_AFTER_KILL):
-                self._gave_up = True
-                work.give_up(self._later(self._stragglers_ended), self._later(self._result_came))
-        await work.close_generators(_AFTER_KILL)
+        await grades.stop(
+            self.token,
+            graph_task,
+            on_stragglers_ended=self._on_loop(self._on_stragglers_ended, self),
+            on_result=self._on_loop(self._tool_returned),
+        )
 
-    def _later(self, callback: Callable[..., None]) -> Callable[..., None]:
-        """``callback`` on the loop, called from whatever thread a straggler ends in.
+    def _on_loop(self, callback: Callable[..., None], *args: Any) -> Callable[..., None]:
+        """``callback`` on the loop, for whatever thread calls.
 
-        In our context instead of the straggler's: what it begins is the engine's work, not the run's.
+        It runs in our context instead of the caller's. So what it starts belongs to the engine and not to the
+        run.
         """
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
 
-        def call(*args: Any) -> None:
+        def call(*more: Any) -> None:
             with suppress(RuntimeError):  # the loop is closed: the process is leaving
-                loop.call_soon_threadsafe(callback, *args, context=context)
+                loop.call_soon_threadsafe(partial(callback, *args, *more), context=context)
 
         return call
 
-    def _stragglers_ended(self) -> None:
-        self._on_stragglers_ended()
-
-    def _result_came(self, call_id: str) -> None:
-        """Of what was given up on it is known now that its work was done. Nothing else changes."""
-        if not self._gave_up:
-            return
-        self._afterwards(self._note_effect(call_id), f"effect of {call_id}")
+    def _tool_returned(self, call_id: str) -> None:
+        """If the run was given up on, its tool's effect is known now. Nothing else changes."""
+        if self.token.activity.given_up:
+            self._afterwards(self._note_effect(call_id), f"effect of {call_id}")
 
     async def _note_effect(self, call_id: str) -> None:
         await self.ended.wait()  # the ending says "unknown" first
-        await _stubbornly(lambda: in_thread(tool_calls.straggler_ended, self.run.id, call_id, Effect.DONE))
+        await _retry_while_away(in_thread, tool_calls.straggler_ended, self.run.id, call_id, Effect.DONE)
 
     # Endings
 
-    def _ended(self, graph_task: "asyncio.Task[None]") -> Ending:
-        """The ending of a graph that came to an end by itself."""
-        if graph_task.cancelled():
-            return Ending(RunStatus.FAILED, explain(NodeCancelledError("graph"), self._translator.errors))
-        error = graph_task.exception()
-        if error is None:
-            if self._translator.questions:
-                return Ending(RunStatus.WAITING, questions=self._translator.questions)
-            if self._translator.ends_broken and self._translator.unanswered:
-                said = "The model asked for a tool in a form that cannot be read, and that was its answer."
-                return Ending(RunStatus.FAILED, Failure(ErrorCode.TOOL, said))
-            return Ending(RunStatus.COMPLETED)
-        if isinstance(error, GraphDrained):
-            return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
-        if isinstance(error, Fenced):
-            raise error
-        logger.info("Run %s failed.", self.run.id, exc_info=error)
-        return Ending(RunStatus.FAILED, explain(error, self._translator.errors))
-
-    def _stopped(self, reason: StopReason) -> Ending:
-        """The ending of a graph that is being stopped."""
-        failed = RunStatus.FAILED
-        match reason:
-            case StopReason.CANCEL:
-                return Ending(RunStatus.CANCELLED)
-            case StopReason.SHUTDOWN:
-                return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
-            case StopReason.FENCED:
-                return Ending(RunStatus.INTERRUPTED)  # never written: the run is not ours
-            case StopReason.LOG:
-                return Ending(failed, INTERNAL)
-            case StopReason.DEADLINE:
-                limit = settings.RUNS_RUN_TIMEOUT
-                return Ending(
-                    failed, Failure(ErrorCode.TIMEOUT, f"The turn took longer than {limit:g} seconds.")
-                )
-            case StopReason.SILENCE:
-                limit = settings.RUNS_IDLE_TIMEOUT
-                said = f"The model's provider said nothing for {limit:g} seconds."
-                return Ending(failed, Failure(ErrorCode.PROVIDER, said))
-            case StopReason.TOOL_TIME:
-                limit = settings.RUNS_TOOL_TIMEOUT
-                said = f"The tool {self._slow_tool_name} took longer than {limit:g} seconds."
-                return Ending(failed, Failure(ErrorCode.TIMEOUT, said))
-
     async def _conclude(self, ending: Ending) -> None:
-        """Flush, repair, and write the ending; an accepted cancel that came first turns it into cancelled."""
+        """Flush, repair, and write the ending. If a cancel was accepted first, the run ends as cancelled."""
         await self._saver.fence()
         if self._fenced:
             raise Fenced
@@ -348,16 +255,16 @@ class Execution:
             raise Fenced
 
     async def _write(self, ending: Ending) -> Outcome:
-        # A graph that ends on a tool call, to hand something over, has completed; its history cannot be sent.
-        unanswered = ending.status is RunStatus.COMPLETED and self._translator.unanswered
-        if ending.status is not RunStatus.INTERRUPTED:  # what was interrupted may be gone on with
-            self._translator.close(ending.status)
-        else:
+        # A graph may complete with a tool call that has no result. No provider takes such a history.
+        unanswered = ending.status is RunStatus.COMPLETED and self._translator.tools.unanswered
+        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it
             self._translator.leave_open()
+        else:
+            self._translator.close(ending.status)
         await self._log.flush()
         if ending.status is RunStatus.WAITING:
-            return await _stubbornly(
-                lambda: in_thread(questions.wait, self.run.id, self.run.claim, ending.questions)
+            return await _retry_while_away(
+                in_thread, questions.wait, self.run.id, self.run.claim, ending.questions
             )
         repaired = ending.status is RunStatus.COMPLETED
         if unanswered or ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):
@@ -365,18 +272,17 @@ class Execution:
         return await self._finish(ending, repaired=repaired)
 
     async def _finish(self, ending: Ending, *, repaired: bool) -> Outcome:
-        return await _stubbornly(
-            lambda: in_thread(
-                endings.finish,
-                self.run.id,
-                self.run.claim,
-                ending.status,
-                error=ending.error,
-                reason=ending.reason,
-                repaired=repaired,
-                escalated=self._gave_up,
-            )
+        finish = partial(
+            endings.finish,
+            self.run.id,
+            self.run.claim,
+            ending.status,
+            error=ending.error,
+            reason=ending.reason,
+            repaired=repaired,
+            escalated=self.token.activity.given_up,
         )
+        return await _retry_while_away(in_thread, finish)
 
     async def _repair(self) -> bool:
         """Bring the history into a sendable form; if that fails, the next turn's claim does it."""
@@ -397,17 +303,13 @@ class Execution:
             await saver.fence()
 
 
-# What a process group needs to vanish after SIGKILL, and a stream to close, in seconds.
-_AFTER_KILL = 0.5
-
-
-async def _stubbornly(ask: Callable[[], Awaitable[T]]) -> T:
-    """Repeat ``ask`` while the database is away: a turn has to begin and to end."""
+async def _retry_while_away(function: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+    """Await ``function(...)``. While the database is away, try again: a turn has to begin and to end."""
     pause = 0.1
     while True:
         try:
-            return await ask()
-        except AWAY as error:
+            return await function(*args, **options)
+        except DATABASE_UNAVAILABLE as error:
             logger.warning("The database does not answer, trying again: %s", error)
             await asyncio.sleep(pause)
             pause = min(pause * 2, 2.0)

@@ -18,20 +18,21 @@ from runs.memory import brought_messages, state_messages
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
 from runs.states import Resolution
-from runs.translation.translator import Known, KnownCall
+from runs.translation.tools import CallState
+from runs.translation.translator import LoggedBefore
 
 # Messages, by the namespace of the graph that said them.
-LeftBehind: TypeAlias = list[tuple[state_messages.Namespace, list[BaseMessage]]]
+SavedMessages: TypeAlias = list[tuple[state_messages.Namespace, list[BaseMessage]]]
 
 
 @dataclass(slots=True)
-class Turn:
-    """A claimed run as its execution finds it."""
+class TurnContext:
+    """What an execution has to know of its run and of the turns before it."""
 
     run: Run
     said: Transcript  # by this run so far, and by the runs it resumes
-    continues: bool  # it resumes a run or has been answered: the checkpoint is in the middle of the turn
-    known: Known
+    continues: bool  # it resumes a run or was answered, so the checkpoint is in the middle of the turn
+    known: LoggedBefore
     seed: list[BaseMessage] = field(default_factory=list)  # what the checkpoint has to begin with
     # Ended turns before this one whose history is not in order yet, by position.
     earlier: list[Transcript] = field(default_factory=list)
@@ -40,14 +41,13 @@ class Turn:
     order: list[str] = field(default_factory=list)  # user message ids of all turns, if there are such runs
 
 
-def load(claimed: Run) -> Turn:
-    """Read the turn of a run that was just claimed."""
-    run = statements.run(claimed.id)[0]
-    run.session = claimed.session
+def load(run: Run) -> TurnContext:
+    """Read what the execution of a claimed run has to know. May be repeated."""
     continues = run.resumes_id is not None or run.answers is not None
     # One that has just begun has said nothing yet.
     said = read(run) if continues or run.claim > 1 else transcript.fold(run, ())
-    turn = Turn(run, said, continues, _known(run, said), brought_messages.not_in_checkpoint(run.session))
+    brought = brought_messages.not_in_checkpoint(run.session)
+    turn = TurnContext(run, said, continues, _logged_before(run, said), brought)
     _load_earlier(turn)
     return turn
 
@@ -58,33 +58,39 @@ def read(run: Run) -> Transcript:
     return transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
 
 
-async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> tuple[Any, LeftBehind]:
-    """Bring the history into order before the turn's first step; what the graph is started with, and what
-    the checkpoint holds of a turn that resumes. May be repeated."""
-    await repair_earlier(graph, turn)
-    return await graph_input(graph, turn), await left_behind(graph, turn)
+async def begin(
+    graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext
+) -> tuple[Any, SavedMessages]:
+    """Bring the history into order before the turn's first step. May be repeated.
 
-
-async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> None:
-    """Bring the turns before this one into order: the one place where that happens after an ending without
-    its execution, and where a retry goes back.
-
-    A turn that resumes or was answered finds them in order, unless it died before it came to that. What is
-    in the checkpoint of this turn must stay as it is, since a repair would close its calls.
+    Returns what the graph is started with, and what the checkpoint holds of a turn that resumes.
     """
-    if not turn.unrepaired or (turn.continues and await _is_under_way(graph, turn)):
+    if turn.unrepaired:
+        await repair_earlier(graph, turn)
+    given = await graph_input(graph, turn)
+    return given, await saved_messages(graph, turn) if turn.run.resumes_id is not None else []
+
+
+async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> None:
+    """Bring the turns before this one into order.
+
+    This is the one place where that happens after an ending without its execution, and where a retry goes
+    back. A turn that resumes or was answered finds them in order, unless it died before it came here. If it
+    is under way, its checkpoint must stay as it is: a repair would close its calls.
+    """
+    if turn.continues and await _is_under_way(graph, turn):
         return
     session_id = turn.run.session_id
     await repair(graph, session_id, turn.earlier, order=turn.order, drop=turn.dropped, brought=turn.seed)
     await in_thread(endings.mark_repaired, turn.unrepaired)
 
 
-async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> bool:
+async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> bool:
     state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
     return _has_begun(turn, state_messages.messages_of(state))
 
 
-def _has_begun(turn: Turn, stored: Sequence[BaseMessage]) -> bool:
+def _has_begun(turn: TurnContext, stored: Sequence[BaseMessage]) -> bool:
     """Whether the turn's user message is in the checkpoint, which holds these."""
     return any(message.id == said_to(turn) for message in stored)
 
@@ -96,7 +102,7 @@ async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) ->
     await repair(graph, run.session_id, [said], brought=seed)
 
 
-async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> Any:
+async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Any:
     """What the graph is started with: the user's message, the answers, or nothing but its checkpoint."""
     run = turn.run
     message = HumanMessage(run.input, id=run.message_id)
@@ -113,33 +119,34 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn)
     return Command(resume=given) if given else None
 
 
-async def left_behind(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Turn) -> LeftBehind:
+async def saved_messages(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> SavedMessages:
     """What the checkpoint holds of a turn that resumes, by the namespace of the graph that said it.
 
     A step is saved before its events are committed, so a crash may leave there what no log has.
     """
-    if turn.run.resumes_id is None:
-        return []
     state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}}, subgraphs=True)
     found = [((), state_messages.messages_of(state)), *state_messages.messages_of_subgraphs(state)]
     return [(namespace, _of_turn(turn, messages)) for namespace, messages in found]
 
 
-def _of_turn(turn: Turn, messages: list[BaseMessage]) -> list[BaseMessage]:
-    """What follows the turn's user message. A graph inside that was not given it may remember earlier turns;
-    of its messages only the results of tools can be told to be of this one."""
+def _of_turn(turn: TurnContext, messages: list[BaseMessage]) -> list[BaseMessage]:
+    """What follows the turn's user message.
+
+    A subgraph that was not given that message may remember earlier turns. Of its messages only the results of
+    tools are known to belong to this turn.
+    """
     begin = next((i for i, message in enumerate(messages) if message.id == said_to(turn)), None)
     if begin is None:
         return [message for message in messages if isinstance(message, ToolMessage)]
     return messages[begin:]
 
 
-def said_to(turn: Turn) -> str:
+def said_to(turn: TurnContext) -> str:
     """The id of the turn's user message in the graph."""
     return turn.said.user.id
 
 
-def _load_earlier(turn: Turn) -> None:
+def _load_earlier(turn: TurnContext) -> None:
     first = turn.run
     while first.resumes is not None:
         first = first.resumes
@@ -160,13 +167,13 @@ def _answers(run: Run) -> dict[str, Any]:
     return answers | (run.answers or {})
 
 
-def _known(run: Run, said: Transcript) -> Known:
+def _logged_before(run: Run, said: Transcript) -> LoggedBefore:
     calls = []
     for call in said.calls:
         # An open call of a resumed run is begun again by this one, and logged as begun.
         is_own = run.resumes_id is None or not call.is_open
         calls.append(
-            KnownCall(
+            CallState(
                 call.id,
                 call.message,
                 call.name,
@@ -178,7 +185,7 @@ def _known(run: Run, said: Transcript) -> Known:
             )
         )
     last: Sequence[Any] = said.messages[-1:]
-    return Known(
+    return LoggedBefore(
         messages=frozenset(message.id for message in said.messages if message.status == "complete"),
         calls=tuple(calls),
         ends_with_text=bool(last) and bool(last[0].text) and not last[0].calls,

@@ -5,13 +5,13 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
 from django.conf import settings
 from django.db.models.functions import Now
 
+from runs import __version__
 from runs.foundation import log_context
 from runs.foundation.database import in_thread
 from runs.foundation.host import this_host
@@ -25,17 +25,16 @@ from runs.models import Run, Worker
 from runs.recovery import sweep
 from runs.states import RunStatus
 from runs.worker import titles
+from runs.worker.ending import StopReason
 from runs.worker.engine import Engine
-from runs.worker.execution import Execution, StopReason
+from runs.worker.execution import Execution
 
 logger = logging.getLogger(__name__)
 
-VERSION = "1.0.0"
-
-# Of the time to leave, this part is for turns that may still end by themselves.
+# The part of the time to leave in which turns may still end by themselves.
 _DRAIN_SHARE = 0.5
-# A checkpoint on its way to the disk is waited for this long.
-_SEAL_SECONDS = 10
+# Seconds to wait for a checkpoint on its way to the disk.
+_FENCE_SECONDS = 10
 
 
 class Supervisor(Engine):
@@ -50,7 +49,10 @@ class Supervisor(Engine):
         self.stragglers: set[Execution] = set()
         self._thread = threading.get_ident()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._claims: dict[asyncio.Task[None], UUID] = {}  # by the task, its session
+        # The claims in progress: by task, the session and who waits for its claim.
+        self._claims: dict[asyncio.Task[None], tuple[UUID, asyncio.Future[None]]] = {}
+        # Stops that came in between a claim and its execution, by run.
+        self._early_stops: dict[UUID, list[StopReason]] = {}
         self._strays: set[tuple[UUID, int]] = set()  # by the last sweep: run and claim
         self._after: set[asyncio.Task[None]] = set()  # what is still done for runs that have ended
         # Sessions offered while there was no room, in order, each with the claim that is waited for.
@@ -72,11 +74,11 @@ class Supervisor(Engine):
     async def leave(self, seconds: float) -> None:
         """Take no more turns, let those in hand come to a step, mark the rest interrupted, close everything.
 
-        Done within ``seconds`` as far as it is in this process's power; a caller that must be gone by
-        then ends the process. Turns that may go on are handed over if another worker is there.
+        It tries to be done within ``seconds``. A caller that must be gone by then has to end the process.
+        Turns that may go on are handed over if another worker is there.
         """
         deadline = self._loop.time() + seconds
-        self.leaving = True  # nothing is claimed any more; what executes can still be sealed
+        self.leaving = True  # nothing is claimed any more; what executes can still be fenced
         await self._take_no_jobs()
         for claimed in self._wanted.values():
             claimed.cancel()
@@ -113,13 +115,13 @@ class Supervisor(Engine):
         return self._executes
 
     async def take(self, session_id: UUID) -> None:
-        """Claim and execute the session's first in line, when there is room; returns when it was claimed.
+        """Claim and execute the session's first in line, when there is room. Returns when it was claimed.
 
-        On the loop. Whoever waits may be cancelled; the claim goes on.
+        To be awaited on the loop. If the caller is cancelled, the claim goes on.
         """
         await asyncio.wait({self._want(session_id)})
 
-    def seal(self, run_id: UUID) -> None:
+    def fence(self, run_id: UUID) -> None:
         """Let no checkpoint of this run be written any more. From any thread; waits unless on the loop."""
         execution = self.executions.get(run_id)
         if execution is None or not self._executes:
@@ -127,7 +129,7 @@ class Supervisor(Engine):
         if threading.get_ident() == self._thread:
             execution.stop(StopReason.FENCED)
         else:
-            asyncio.run_coroutine_threadsafe(execution.seal(), self._loop).result(_SEAL_SECONDS)
+            asyncio.run_coroutine_threadsafe(execution.fence(), self._loop).result(_FENCE_SECONDS)
 
     async def forget_session(self, session_id: UUID) -> None:
         """Stop what executes for a session that is being deleted; afterwards nothing here writes for it."""
@@ -139,7 +141,7 @@ class Supervisor(Engine):
     async def beat(self) -> None:
         """One heartbeat: a sign of life, and a look at the marks on one's own runs."""
         if not await in_thread(self._sign_of_life):
-            # We were taken for dead. Our runs are somebody else's by now; begin anew under the same name.
+            # We were taken for dead, and our runs were interrupted. Begin anew with the same id.
             await in_thread(self._register)
         self.watch.beat()
         for run_id, reason in await in_thread(self._marks):
@@ -151,13 +153,14 @@ class Supervisor(Engine):
         await self._end_strays()
 
     async def _end_strays(self) -> None:
-        """Interrupt the runs that are ours by the database's word and that nothing here executes.
+        """Interrupt the runs that are ours in the database and that nothing here executes.
 
-        The database went away after it had committed a claim and before it had said so, or an ending could
-        not be written. Only at the second sweep that finds it so: an ending may have come in between.
+        That happens when the database went away between the commit of a claim and its reply, or when an
+        ending could not be written. It is done at the second sweep that finds a run so, since an ending may
+        have come in between.
         """
         ours = await in_thread(self._running)
-        claiming = set(self._claims.values())
+        claiming = {session_id for session_id, _ in self._claims.values()}
         strays = {
             (run_id, claim)
             for run_id, session_id, claim in ours
@@ -183,12 +186,15 @@ class Supervisor(Engine):
             session_id = next(iter(self._wanted))
             claimed = self._wanted.pop(session_id)
             task = asyncio.create_task(self._claim(session_id), name=f"claim {session_id}")
-            self._claims[task] = session_id
+            self._claims[task] = session_id, claimed
             task.add_done_callback(self._claimed)
-            task.add_done_callback(partial(_tell, claimed))
 
     def _claimed(self, task: asyncio.Task[None]) -> None:
-        self._claims.pop(task, None)
+        _, claimed = self._claims.pop(task)
+        if not self._claims:
+            self._early_stops.clear()
+        if not claimed.done():
+            claimed.set_result(None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("A claim failed; the sweep offers the session again.", exc_info=error)
         self._claim_wanted()
@@ -197,11 +203,15 @@ class Supervisor(Engine):
         run = await in_thread(queue.claim, session_id, self.id)
         if run is None:
             return
-        # A run that was ended without its execution: this one may not have heard of it yet.
+        # An earlier run may have been ended without its execution, which may not have heard of it yet.
         for earlier in self._of_session(session_id):
             await earlier.fence()
-        execution = Execution(run, self.writer, self.checkpoints, self._afterwards)
+        execution = Execution(
+            run, self.writer, self.checkpoints, self._afterwards, on_stragglers_ended=self.stragglers.discard
+        )
         self.executions[run.id] = execution
+        for reason in self._early_stops.pop(run.id, ()):
+            execution.stop(reason)
         task = asyncio.create_task(self._execute(execution), name=f"run {run.id}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -217,7 +227,7 @@ class Supervisor(Engine):
         finally:
             if self.executions.get(execution.run.id) is execution:  # not the one that goes on after an answer
                 del self.executions[execution.run.id]
-            if execution.straggles(lambda: self.stragglers.discard(execution)):
+            if execution.token.activity.stragglers():
                 self.stragglers.add(execution)
             self._claim_wanted()
 
@@ -241,8 +251,12 @@ class Supervisor(Engine):
             await asyncio.wait(tasks, timeout=seconds)
 
     def _hear(self, message: Message) -> None:
-        if execution := self.executions.get(UUID(message["run"])):
-            execution.stop(StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL)
+        run_id = UUID(message["run"])
+        reason = StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL
+        if execution := self.executions.get(run_id):
+            execution.stop(reason)
+        elif self._claims:
+            self._early_stops.setdefault(run_id, []).append(reason)
 
     def _register(self) -> None:
         host, boot = this_host()
@@ -254,7 +268,7 @@ class Supervisor(Engine):
                 "boot": boot,
                 "pid": pid,
                 "pid_started": liveness.process_started(pid),
-                "version": VERSION,
+                "version": __version__,
                 "heartbeat_at": Now(),
             },
         )
@@ -274,7 +288,7 @@ class Supervisor(Engine):
         return list(ours.values_list("id", "session_id", "claim"))
 
     def _marks(self) -> list[tuple[UUID, StopReason]]:
-        """What happened to the runs in hand without our having been told."""
+        """The runs in hand that were cancelled or taken away. The notices of that may have been lost."""
         mine = list(self.executions)
         found = {
             row[0]: row[1:]
@@ -293,8 +307,3 @@ class Supervisor(Engine):
             elif cancelled is not None:
                 marks.append((run_id, StopReason.CANCEL))
         return marks
-
-
-def _tell(waiting: asyncio.Future[None], _: Any) -> None:
-    if not waiting.done():
-        waiting.set_result(None)

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
@@ -11,12 +11,22 @@ from django.test import Client
 from runs import operators
 from runs.models import AuditEntry, Cancellation, Session
 from tests.admin.rows import a_worker, running_run
-from tests.fakes import Marks, ScriptedModel, plain_graph, tools
+
+if TYPE_CHECKING:
+    from tests.fakes import ScriptedModel
 
 
 @pytest.fixture(autouse=True)
-def model(serve: Callable[[Callable[[], Any]], None], tmp_path: Path) -> Iterator[ScriptedModel]:
+def default_agent(serve: Callable[[Any], None]) -> None:
+    """An agent that says nothing. It is named, so that LangGraph loads when a test runs it."""
+    serve("tests.fakes:silent_graph")
+
+
+@pytest.fixture
+def model(serve: Callable[[Callable[[], Any]], None], tmp_path: Path) -> "Iterator[ScriptedModel]":
     """The model behind the default agent; its gates are opened at the end."""
+    from tests.fakes import Marks, ScriptedModel, plain_graph, tools
+
     scripted = ScriptedModel()
     serve(lambda: plain_graph(scripted, tools(Marks(tmp_path / "marks"))))
     yield scripted

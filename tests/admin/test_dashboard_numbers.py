@@ -193,7 +193,7 @@ class TestAttention:
             return add(session, None, "running", worker=worker, cancel_requested_at=at)
 
         _, late = run(5), run(60)
-        assert list(predicates.overdue_cancels()) == [late]
+        assert list(predicates.runs_with_overdue_cancel()) == [late]
 
     def test_unknown_effects_are_shown_for_a_day(self, session):
         for number, (hours, effect) in enumerate([(1, "unknown"), (30, "unknown"), (1, "done"), (1, None)]):
@@ -236,10 +236,10 @@ class TestAttention:
         queue("queued", minutes=0)
         (_, held) = interrupted = queue("interrupted", "queued")
 
-        assert set(predicates.untaken_runs()) == {*alone, answered}
+        assert set(predicates.unclaimed_runs()) == {*alone, answered}
         assert predicates.ahead_of_queues([held.session_id]) == {held.session_id: interrupted[0]}
         Run.objects.filter(id=interrupted[0].id).update(resolution="dismissed")
-        assert held in set(predicates.untaken_runs())
+        assert held in set(predicates.unclaimed_runs())
 
     def test_an_interrupted_turn_is_shown_for_a_day_unless_it_is_decided(self, session):
         now = timezone.now()

@@ -1,4 +1,5 @@
 """``python -m tests.benchmarks [--quick] [--only NAME ...]``: raw LangGraph against the product, in one run.
+``python -m tests.benchmarks hops [--list]``: our functions on the way of a message and of a cancel.
 
 Progress goes to stderr, the table to stdout, and the same as JSON to the file that ``BENCH_JSON`` names.
 Exits with 0 whether or not the aims are met: a benchmark informs, and a loaded machine misses any aim.
@@ -14,7 +15,7 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.benchmarks import report
+from tests.benchmarks import hops, report
 from tests.benchmarks.figures import Figure
 from tests.benchmarks.measures import FULL, MEASURES, QUICK, Bench, Sizes
 from tests.benchmarks.product import product
@@ -50,12 +51,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks", description=(__doc__ or "").split("\n")[0]
     )
+    parser.add_argument("what", nargs="?", choices=["hops"], help="count hops instead of measuring speed")
+    parser.add_argument("--list", action="store_true", help="name each hop")
     parser.add_argument("--quick", action="store_true", help="a few seconds: whether it works, not how fast")
     parser.add_argument(
         "--only", action="append", choices=list(MEASURES), help="this measure; may be repeated"
     )
     asked = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that the processes end, too
+    if asked.what == "hops":
+        hops.main(with_names=asked.list)
+        return
     figures = asyncio.run(measure(asked.only or list(MEASURES), QUICK if asked.quick else FULL))
     about = report.machine()
     print(report.table(figures, about))

@@ -6,9 +6,12 @@ import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import UUIDField
+from django.contrib.auth.models import User
+from django.db.models import Model, UUIDField
+from django.test import Client
 from django.utils.timezone import localdate
 
 from runs.models import Session
@@ -37,7 +40,7 @@ class Page:
     memory: int = 0  # bytes at the most while it was made a second time, over what there was before
 
 
-def measure(user) -> list[Page]:
+def measure(user: User) -> list[Page]:
     """Open all pages as ``user``, who may see everything."""
     from django.test import Client
 
@@ -55,7 +58,7 @@ def measure(user) -> list[Page]:
     return measured
 
 
-def look_at(client, page: Page) -> None:
+def look_at(client: Client, page: Page) -> None:
     """Open one page, and note what it took."""
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
@@ -69,7 +72,7 @@ def look_at(client, page: Page) -> None:
     page.queries = [query["sql"] for query in queries.captured_queries]
 
 
-def addresses(client) -> Iterator[Page]:
+def addresses(client: Client) -> Iterator[Page]:
     """The front page; of each model the list, filtered, put in order and searched, and one object's pages."""
     from django.contrib import admin
     from django.urls import reverse
@@ -101,7 +104,7 @@ def addresses(client) -> Iterator[Page]:
                 yield Page(f"{meta.verbose_name}, delete", reverse(f"{place}_delete", args=[one.pk]))
 
 
-def _queries(spec, shown) -> Iterator[tuple[str, str]]:
+def _queries(spec: Any, shown: Any) -> Iterator[tuple[str, str]]:
     """What a filter offers, and what somebody might write into one that is written into."""
     for choice in spec.choices(shown):
         if "query_string" not in choice:
@@ -111,7 +114,7 @@ def _queries(spec, shown) -> Iterator[tuple[str, str]]:
             yield choice["display"], choice["query_string"]
 
 
-def _known(model) -> Iterator[str]:
+def _known(model: type[Model]) -> Iterator[str]:
     """The beginning of an id that exists, for models that have such ids."""
     if isinstance(model._meta.pk, UUIDField) and (one := model._default_manager.first()):
         yield str(one.pk)[:12]

@@ -11,7 +11,9 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 import django
 
@@ -51,8 +53,8 @@ def populate(runs: int, events: int, *, now: datetime) -> None:
         with transaction.atomic(), connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
-        now = time.monotonic()
-        say(f"{share:4.0%}  {now - start:5.0f} s  {name} in {now - begun:.0f} s")
+        ended = time.monotonic()
+        say(f"{share:4.0%}  {ended - start:5.0f} s  {name} in {ended - begun:.0f} s")
     with connection.cursor() as cursor:
         cursor.execute("DROP TABLE population_sessions")
         cursor.execute("DROP TABLE population_workers")
@@ -63,7 +65,7 @@ def populate(runs: int, events: int, *, now: datetime) -> None:
 class _Filler:
     """The statements; what is random in them is arithmetic, so that each population is the same."""
 
-    def __init__(self, connection, runs: int, events: int, now: datetime, first_owner: int) -> None:
+    def __init__(self, connection: Any, runs: int, events: int, now: datetime, first_owner: int) -> None:
         self.is_sqlite = connection.vendor == "sqlite"
         self.runs = runs
         self.sessions = max(runs // RUNS_PER_SESSION, 1)
@@ -72,7 +74,7 @@ class _Filler:
         self.first_owner = first_owner
         self.uuid = "lower(hex(randomblob(16)))" if self.is_sqlite else "gen_random_uuid()"
 
-    def steps(self):
+    def steps(self) -> Iterator[Any]:
         """Names of the steps, how much of all is there after each, and its statements, one transaction."""
         rows = self.sessions + self.runs * 2 + self.runs * self.per_run
         yield "sessions", self.sessions / rows, self._sessions()
@@ -104,7 +106,7 @@ class _Filler:
         cases = " ".join(f"WHEN {place} THEN '{choice}'" for place, choice in enumerate(choices))
         return f"CASE ({number}) % {len(choices)} {cases} END"
 
-    def _sessions(self):
+    def _sessions(self) -> Iterator[Any]:
         name, number = RETIRED
         agent = f"CASE WHEN n < {number} THEN '{name}' ELSE {self._one_of('n * 7 / 3', AGENTS)} END"
         at = self._at(f"{self.now} - n % {DAYS * 86_400}")
@@ -132,7 +134,7 @@ class _Filler:
         yield "CREATE TABLE population_workers (number integer PRIMARY KEY, id char(36))"
         yield f"INSERT INTO population_workers SELECT {order}, {text} FROM runs_worker"
 
-    def _runs(self):
+    def _runs(self) -> Iterator[Any]:
         # The later a run, the denser: a service that grows. Runs of a session follow each other.
         share = f"(n * 1.0 / {self.runs})"
         begin = f"CAST({self.now - DAYS * 86_400} + {DAYS * 86_400} * {share} * (2 - {share}) AS bigint)"

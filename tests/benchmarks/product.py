@@ -16,9 +16,10 @@ from uuid import uuid4
 import httpx
 from websockets.asyncio.client import ClientConnection, connect
 
+from tests import ROOT
 from tests.benchmarks.agents import AGENTS
 from tests.benchmarks.figures import Batch, Turn
-from tests.benchmarks.processes import ROOT, cpu_seconds, end
+from tests.benchmarks.processes import cpu_seconds, end
 
 # One account may start 240 turns a minute and have 50 sockets: enough of them for any batch.
 _ACCOUNTS = 16
@@ -29,8 +30,9 @@ _ENDINGS = {"run.completed", "run.failed", "run.cancelled", "run.interrupted"}
 class Conversation:
     """One session with its socket."""
 
-    def __init__(self, session: str, socket: ClientConnection) -> None:
+    def __init__(self, session: str, socket: ClientConnection, token: str = "") -> None:
         self.session = session
+        self.token = token  # of its user
         self._socket = socket
 
     async def turn(self, text: str, on_token: Callable[[int], None] = lambda tokens: None) -> Turn:

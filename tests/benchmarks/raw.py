@@ -19,9 +19,10 @@ from uuid import uuid4
 import aiosqlite
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from tests import ROOT
 from tests.benchmarks.agents import AGENTS
 from tests.benchmarks.figures import Batch, Turn
-from tests.benchmarks.processes import ROOT, cpu_seconds, end
+from tests.benchmarks.processes import cpu_seconds, end
 
 STREAM_MODES = ["messages", "updates", "tools", "custom"]
 _LINE_LIMIT = 2**26  # bytes of one result

@@ -1,5 +1,6 @@
 """The benchmark itself: that it runs, and that what it says is a measurement. No speed is asserted."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -7,10 +8,12 @@ import sys
 
 import pytest
 
-from tests.benchmarks import report
+from runs.foundation import tasks, values
+from tests import ROOT
+from tests.benchmarks import hops, report
 from tests.benchmarks.figures import Batch, Figure, Turn, compared, percentile
 from tests.benchmarks.measures import MEASURES, QUICK
-from tests.benchmarks.processes import ROOT, cpu_seconds
+from tests.benchmarks.processes import cpu_seconds
 
 
 @pytest.fixture(scope="module")
@@ -115,3 +118,17 @@ def test_the_table_tells_ratio_spread_and_whether_an_aim_was_missed():
     assert "missed" in lines[4]
     assert "3.5" in lines[5]
     assert "missed" not in lines[5]
+
+
+async def test_hops_are_functions_of_ours_and_one_that_waits_is_called_once():
+    recorder = hops.Recorder()
+    recorder.start()
+    sys.setprofile(recorder.profile)
+    try:
+        values.clean("text")
+        await tasks.end([asyncio.create_task(asyncio.sleep(60)) for _ in range(2)])
+    finally:
+        sys.setprofile(None)
+    counted = recorder.stop()
+    assert {name.split()[1]: number for name, number in counted.items()} == {"clean": 1, "end": 1}
+    assert hops.every_time([{"a": 1, "b": 2}, {"a": 3}, {"a": 2}]) == {"a": 1}

@@ -12,12 +12,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Playwright,
+    StorageState,
+    expect,
+    sync_playwright,
+)
 
 from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
@@ -39,9 +49,6 @@ expect.set_options(timeout=15_000)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # Playwright's synchronous interface keeps a loop running in this thread, in which no other test could run
-    # one of its own: so what drives a browser comes last.
-    items.sort(key=lambda item: item.get_closest_marker("browser") is not None)
     if CHROMIUM is not None or os.environ.get("NOTHING_SKIPPED"):
         return
     left_out = [item for item in items if item.get_closest_marker("browser")]
@@ -158,7 +165,7 @@ class Visitor:
         page.goto(path)
         return page
 
-    def _hear(self, message) -> None:
+    def _hear(self, message: ConsoleMessage) -> None:
         if message.type not in ("error", "warning"):
             return
         if self.expected is None or not re.search(self.expected, message.text):
@@ -179,7 +186,7 @@ document.addEventListener("securitypolicyviolation", (event) => {
 
 
 @pytest.fixture(scope="module")
-def login(browser: Browser, server: Server) -> dict:
+def login(browser: Browser, server: Server) -> StorageState:
     """The cookies of one login, for all tests that are not about logging in."""
     context = browser.new_context(base_url=server.address)
     visitor = Visitor(context, server)
@@ -192,11 +199,11 @@ def login(browser: Browser, server: Server) -> dict:
 
 
 @pytest.fixture
-def visit(browser: Browser, server: Server, login: dict):
+def visit(browser: Browser, server: Server, login: StorageState) -> Iterator[Callable[..., Visitor]]:
     """``visit(**options)`` opens another browser of the same user; at the end none may have complained."""
     visitors: list[Visitor] = []
 
-    def open_browser(*, logged_in: bool = True, **options) -> Visitor:
+    def open_browser(*, logged_in: bool = True, **options: Any) -> Visitor:
         context = browser.new_context(
             base_url=server.address, storage_state=login if logged_in else None, **options
         )
@@ -212,6 +219,6 @@ def visit(browser: Browser, server: Server, login: dict):
 
 
 @pytest.fixture(params=["desktop", "phone"])
-def visitor(request: pytest.FixtureRequest, visit) -> Visitor:
+def visitor(request: pytest.FixtureRequest, visit: Callable[..., Visitor]) -> Visitor:
     """The user's browser, once with a large and once with a small screen."""
     return visit(**(PHONE if request.param == "phone" else {}))

@@ -9,6 +9,7 @@ from tests.fakes.graphs import (
     plain_graph,
     sequential_graph,
     served_model,
+    silent_graph,
     sync_graph,
 )
 from tests.fakes.history import openai_history, unsendable
@@ -81,6 +82,7 @@ __all__ = [
     "say",
     "sequential_graph",
     "served_model",
+    "silent_graph",
     "spelled",
     "sync_graph",
     "text",

@@ -13,6 +13,7 @@ from langgraph.graph.message import _messages_delta_reducer
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command, Send
 
+from tests.fakes.model import ScriptedModel
 from tests.fakes.tools import Marks, tools
 
 
@@ -142,6 +143,11 @@ def served_model() -> BaseChatModel:
         streaming=True,
         max_retries=0,
     )
+
+
+def silent_graph() -> StateGraph[Any]:
+    """For ``AGENTS`` of tests in which the agent has nothing to say."""
+    return fan_out_graph(ScriptedModel())
 
 
 def build_served() -> StateGraph[Any]:

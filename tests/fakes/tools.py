@@ -92,6 +92,26 @@ def slow_sync_tool(marks: Marks, release: threading.Event | None = None) -> Base
     return slow_sync
 
 
+def held_sync_tool(marks: Marks) -> BaseTool:
+    @tool
+    def held_sync(mark: str) -> str:
+        """Block a thread until somebody leaves a mark, and heed nothing."""
+        marks.wait(mark, timeout=120)
+        return f"seen {mark}"
+
+    return held_sync
+
+
+def held_async_tool(marks: Marks) -> BaseTool:
+    @tool
+    async def held_async(mark: str) -> str:
+        """Await a mark that somebody leaves."""
+        await marks.seen(mark, timeout=120)
+        return f"seen {mark}"
+
+    return held_async
+
+
 def heeding_sync_tool(marks: Marks) -> BaseTool:
     @tool
     def heeding_sync(seconds: float) -> str:
@@ -188,6 +208,8 @@ def tools(marks: Marks, release: threading.Event | None = None) -> list[BaseTool
         mark_tool(marks),
         slow_async_tool(marks),
         slow_sync_tool(marks, release),
+        held_sync_tool(marks),
+        held_async_tool(marks),
         heeding_sync_tool(marks),
         boom_tool(),
         cancelling_tool(),

@@ -7,14 +7,17 @@ Read over REST, as any client could; what is left over is looked for in PostgreS
 import asyncio
 import re
 import time
+from typing import Any
 
 import httpx
 
 from runs.log.transcript import NOTES
 from runs.states import RunStatus
-from tests.processes.deployment import open_files, threads
-from tests.processes.followers import ENDS, print_of
-from tests.processes.load import by_text
+from tests.processes.deployment import Deployment, open_files, threads
+from tests.processes.followers import ENDS, RunFollower, SessionFollower, print_of
+from tests.processes.load import Conversation, by_text
+from tests.processes.server import Data
+from tests.provider import ScriptedProvider
 
 # A process's pools: Django's, that of the checkpoints, that of the queue and the one that listens to it.
 CONNECTIONS = 12 + 10 + 4 + 1
@@ -25,7 +28,7 @@ SLACK = 12
 class Findings(list):
     """What is not as it must be, in words."""
 
-    def check(self, holds, *words):
+    def check(self, holds: object, *words: object) -> None:
         if not holds:
             self.append(" ".join(map(str, words)))
 
@@ -33,14 +36,14 @@ class Findings(list):
 class Aftermath:
     """Looks at one conversation that has come to rest."""
 
-    def __init__(self, conversation, findings):
+    def __init__(self, conversation: Conversation, findings: Findings) -> None:
         self.of = conversation
         self.client = conversation.client
         self.findings = findings
-        self.runs = []  # by position
-        self.logs = {}  # by run
+        self.runs: list[Data] = []  # by position
+        self.logs: dict[str, list[Data]] = {}  # by run
 
-    async def look(self):
+    async def look(self) -> None:
         """Read it and check it."""
         runs = await self.client.pages(f"sessions/{self.of.id}/runs/")
         for run in runs:
@@ -55,10 +58,10 @@ class Aftermath:
         await self._check_session()
         self._check_cancels()
 
-    def _check(self, holds, *words):
+    def _check(self, holds: object, *words: object) -> None:
         self.findings.check(holds, "session", self.of.id, self.of.agent, *words)
 
-    def _check_run(self, run, log):
+    def _check_run(self, run: Data, log: list[Data]) -> None:
         name = f"run {run['id']} {run['status']}"
         self._check(f"run.{run['status']}" in ENDS, name, "has not ended")
         self._check(
@@ -75,7 +78,7 @@ class Aftermath:
         started = sum(event["type"] == "run.started" for event in log)
         self._check(started <= 1, name, "started", started, "times")
 
-    async def _check_messages(self):
+    async def _check_messages(self) -> None:
         """Every accepted message is there, once; none that was refused is."""
         said = await self.client.get(f"sessions/{self.of.id}/history/")
         asked = [message["text"] for message in said["messages"] if message["role"] == "user"]
@@ -89,10 +92,10 @@ class Aftermath:
         for text, runs in by_text(new).items():
             self._check(len(runs) == 1, "message", text, "became the runs", runs)
 
-    def _first_runs(self):
+    def _first_runs(self) -> list[Data]:
         return [run for run in self.runs if run["resumes"] is None and run["retries"] is None]
 
-    async def _check_session(self):
+    async def _check_session(self) -> None:
         shown = await self.of.shown()
         self._check(shown["status"] == "idle", "is", shown["status"])
         self._check(shown["cancellation_pending"] is False, "has a cancel pending")
@@ -102,20 +105,20 @@ class Aftermath:
         self._check(shown["statistics"]["llm_calls"] == total, "counts other LLM calls than its runs")
         self._check(shown["statistics"]["runs"] == len(runs), "counts other runs")
 
-    def _check_cancels(self):
+    def _check_cancels(self) -> None:
         status = {run["id"]: run["status"] for run in self.runs}
         for run in self.of.acknowledged:
             self._check(status.get(run) == "cancelled", "run", run, "was cancelled and is", status.get(run))
 
     # Followers
 
-    async def check_followers(self, seconds):
+    async def check_followers(self, seconds: float) -> None:
         """Each has the whole stream once it had time to catch up."""
         stream = [print_of(event) for run in self.runs for event in self.logs[run["id"]]]
         whole = {None: stream} | {run: [print_of(event) for event in log] for run, log in self.logs.items()}
         deadline = time.monotonic() + seconds
         for follower in self.of.followers:
-            expected = whole[getattr(follower, "run", None)]
+            expected = whole[follower.run if isinstance(follower, RunFollower) else None]
             while len(follower.seen) < len(expected) and time.monotonic() < deadline:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             kind = type(follower).__name__
@@ -125,11 +128,11 @@ class Aftermath:
             )  # fmt: skip
             for wrong in follower.wrong:
                 self._check(False, kind, wrong)
-            if hasattr(follower, "revision"):
+            if isinstance(follower, SessionFollower):
                 self._check(not follower.pending, kind, "was left with a pending cancel")
                 self._check(follower.revision == self.of.revision, kind, "was left at", follower.revision)
 
-    async def check_unchanged(self):
+    async def check_unchanged(self) -> None:
         """Nothing of an ended run has changed since it was looked at."""
         for run in self.runs:
             log = await self.client.log(run["id"])
@@ -140,7 +143,7 @@ class Aftermath:
 
     # What the model gets
 
-    async def check_next(self, provider):
+    async def check_next(self, provider: ScriptedProvider) -> None:
         """The next message is taken, and the model gets the history as it is shown."""
         shown = (await self.client.get(f"sessions/{self.of.id}/history/"))["messages"]
         text = f"quick next{self.of.id}"
@@ -162,7 +165,7 @@ class Aftermath:
 _NOTE = ("assistant", NOTES[RunStatus.INTERRUPTED])
 
 
-def _as_sent(messages):
+def _as_sent(messages: list[Data]) -> list[tuple[str, str]]:
     found = []
     for message in messages:
         if message["role"] == "tool":
@@ -173,7 +176,7 @@ def _as_sent(messages):
     return [one for one in found if one != _NOTE]
 
 
-def _as_shown(messages):
+def _as_shown(messages: list[Data]) -> list[tuple[str, str]]:
     found = []
     for message in messages:
         found.append((message["role"], message["text"]))
@@ -182,7 +185,7 @@ def _as_shown(messages):
     return [one for one in found if one != _NOTE]
 
 
-def _first_difference(got, expected):
+def _first_difference(got: list[Any], expected: list[Any]) -> str:
     for number, (one, other) in enumerate(zip(got, expected, strict=False)):
         if one != other:
             return f"at {number}: {one} instead of {other}"
@@ -192,14 +195,14 @@ def _first_difference(got, expected):
 class Leftovers:
     """What the living processes hold, before and after."""
 
-    def __init__(self, deployment):
+    def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
         self._before = self._count()
 
-    def _count(self):
+    def _count(self) -> dict[str, tuple[int, int]]:
         return {slot.title: (open_files(slot.pid), threads(slot.pid)) for slot in self._deployment.slots}
 
-    async def check(self, findings, seconds):
+    async def check(self, findings: Findings, seconds: float) -> None:
         """Nothing is held any more that was not held before; given time to let go."""
         deadline = time.monotonic() + seconds
         while True:
@@ -210,7 +213,7 @@ class Leftovers:
                 return
             await asyncio.sleep(0.3)
 
-    async def _check(self, found):
+    async def _check(self, found: Findings) -> None:
         after = self._count()
         for name, (files, living) in self._before.items():
             more_files, more_threads = after.get(name, (files, living))
@@ -221,10 +224,10 @@ class Leftovers:
             for slot in self._deployment.webs:
                 counted = (await http.get(f"{slot.address}metrics")).text
                 for gauge in ("streams", "sockets", "followers", "executions", "stragglers"):
-                    value = re.search(rf"^turnkeeper_{gauge} (\S+)$", counted, re.MULTILINE)[1]
+                    (value,) = re.findall(rf"^turnkeeper_{gauge} (\S+)$", counted, re.MULTILINE)
                     found.check(float(value) == 0, slot.title, "has", value, gauge)
 
-    async def _check_database(self, found):
+    async def _check_database(self, found: Findings) -> None:
         living = {slot.title for slot in self._deployment.slots}
         rows = await self._deployment.rows(
             "SELECT application_name, count(*), count(*) FILTER (WHERE state LIKE 'idle in transaction%%'),"

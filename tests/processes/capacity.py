@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -21,14 +22,15 @@ from pathlib import Path
 import httpx
 import psutil
 import redis
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from tests.benchmarks.agents import AGENTS, order
-from tests.benchmarks.figures import percentile
+from tests.benchmarks.figures import Turn, percentile
 from tests.benchmarks.product import Conversation
 from tests.processes.capacity_report import KINDS, RATE, model, slope, table
-from tests.processes.deployment import deployment
-from tests.provider import provider_process
+from tests.processes.deployment import Deployment, deployment
+from tests.processes.server import Data
+from tests.provider import RemoteProvider, provider_process
 
 
 @dataclass(frozen=True)
@@ -58,17 +60,17 @@ class Sample:
 class Meter:
     """Reads what the processes of a deployment have spent."""
 
-    def __init__(self, cluster):
+    def __init__(self, cluster: Deployment) -> None:
         self._cluster = cluster
         self._redis = redis.Redis.from_url(cluster.redis.url)
 
-    def close(self):
+    def close(self) -> None:
         self._redis.close()
 
     @asynccontextmanager
-    async def sample(self):
+    async def sample(self) -> AsyncIterator[list[Sample]]:
         """Yields a list that holds one Sample when the block has ended."""
-        taken = []
+        taken: list[Sample] = []
         cpu, (commits, _), commands = self._cpu(), await self._database(), self._commands()
         began = time.monotonic()
         yield taken
@@ -88,11 +90,11 @@ class Meter:
             )
         )
 
-    def memory(self, kind):
+    def memory(self, kind: str) -> int:
         """Bytes resident of all processes of a kind."""
         return sum(process.memory_info().rss for process in self._processes(kind))
 
-    def _processes(self, kind):
+    def _processes(self, kind: str) -> list[psutil.Process]:
         match kind:
             case "web":
                 pids = [slot.pid for slot in self._cluster.webs]
@@ -104,11 +106,11 @@ class Meter:
                 pids = [self._cluster.redis.pid]
         return [psutil.Process(pid) for pid in pids]
 
-    def _cpu(self):
+    def _cpu(self) -> dict[str, float]:
         """Seconds of processor time so far, by kind."""
         return {kind: sum(map(_spent, self._processes(kind))) for kind in KINDS}
 
-    async def _database(self):
+    async def _database(self) -> tuple[int, int]:
         ((commits, connections),) = await self._cluster.rows(
             "SELECT sum(xact_commit)::int, (SELECT count(*)::int FROM pg_stat_activity"
             " WHERE backend_type = 'client backend' AND application_name ~ '^(web|worker)')"
@@ -116,11 +118,11 @@ class Meter:
         )
         return commits, connections
 
-    def _commands(self):
+    def _commands(self) -> int:
         return self._redis.info("stats")["total_commands_processed"]
 
 
-def _spent(process):
+def _spent(process: psutil.Process) -> float:
     """Processor time of a process with its children, those that have ended included."""
     times = process.cpu_times()
     living = (child.cpu_times() for child in process.children(recursive=True))
@@ -136,34 +138,32 @@ def _spent(process):
 class Clients:
     """Who starts turns and follows them, spread over the web processes."""
 
-    def __init__(self, cluster, http, stack):
+    def __init__(self, cluster: Deployment, http: httpx.AsyncClient, stack: AsyncExitStack) -> None:
         self._accounts = cycle(cluster.tokens)
         self._webs = cycle(slot.address for slot in cluster.webs)
         self._http = http
         self._stack = stack
 
-    async def converse(self, count):
+    async def converse(self, count: int) -> list[Conversation]:
         """So many new conversations, their sockets open until the stack is left."""
         return [await self._converse() for _ in range(count)]
 
-    async def follow(self, conversation, count):
+    async def follow(self, conversation: Conversation, count: int) -> None:
         """So many further sockets on a conversation; whatever they are told is read and dropped."""
         for _ in range(count):
             socket = await self._open(conversation.session, conversation.token)
             reading = asyncio.create_task(_read(socket))
             self._stack.callback(reading.cancel)
 
-    async def _converse(self):
+    async def _converse(self) -> Conversation:
         token = next(self._accounts)
         answer = await self._http.post(
             f"{next(self._webs)}api/sessions/", json={"agent": "lean"}, headers=_headers(token)
         )
         session = answer.raise_for_status().json()["id"]
-        conversation = Conversation(session, await self._open(session, token))
-        conversation.token = token
-        return conversation
+        return Conversation(session, await self._open(session, token), token)
 
-    async def _open(self, session, token):
+    async def _open(self, session: str, token: str) -> ClientConnection:
         url = f"{next(self._webs).replace('http', 'ws', 1)}ws/sessions/{session}/"
         opening = connect(url, additional_headers=_headers(token), compression=None, max_queue=None)
         socket = await self._stack.enter_async_context(opening)
@@ -171,22 +171,22 @@ class Clients:
         return socket
 
 
-def _headers(token):
+def _headers(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-async def _read(socket):
+async def _read(socket: ClientConnection) -> None:
     async for _ in socket:
         pass
 
 
 @asynccontextmanager
-async def clients(cluster):
+async def clients(cluster: Deployment) -> AsyncIterator[Clients]:
     async with AsyncExitStack() as stack, httpx.AsyncClient(timeout=60) as http:
         yield Clients(cluster, http, stack)
 
 
-async def measure(folder, provider, webs, workers, sizes):
+async def measure(folder: Path, provider: RemoteProvider, webs: int, workers: int, sizes: Sizes) -> Data:
     """The figures of one formation: a dict for the table and the model."""
     settings = {"RUNS_HEARTBEAT": "5", "RUNS_IDLE_TIMEOUT": "60"}
     async with deployment(
@@ -199,7 +199,7 @@ async def measure(folder, provider, webs, workers, sizes):
             meter.close()
 
 
-async def _measured(cluster, meter, sizes):
+async def _measured(cluster: Deployment, meter: Meter, sizes: Sizes) -> Data:
     async with clients(cluster) as some:  # the first turn of a process imports and connects
         await asyncio.gather(*(one.turn(order(5, RATE)) for one in await some.converse(8)))
     say("  at rest")
@@ -243,20 +243,20 @@ async def _measured(cluster, meter, sizes):
     }
 
 
-async def _paced(conversation, seconds):
+async def _paced(conversation: Conversation, seconds: int) -> Turn:
     await asyncio.sleep(random.uniform(0, 1 / RATE))  # not all tokens of all turns at one moment
     return await conversation.turn(order(RATE * seconds, RATE))
 
 
-def _cores(sample):
+def _cores(sample: Sample) -> str:
     return ", ".join(f"{kind} {sample.cpu[kind]:.2f}" for kind in KINDS) + " cores"
 
 
-def say(line):
+def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def main(quick):
+def main(quick: bool) -> None:
     sizes = QUICK if quick else FULL
     found = {}
     with provider_process() as provider:

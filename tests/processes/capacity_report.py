@@ -1,6 +1,9 @@
 """What the figures of ``tests.processes.capacity`` say: a table, and a model of many more processes."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import linear_regression
+
+from tests.processes.server import Data
 
 RATE = 50  # tokens per second of a turn
 KINDS = ("web", "worker", "postgresql", "redis")
@@ -10,12 +13,12 @@ _DEFAULT_CONNECTIONS = 100  # PostgreSQL's max_connections, unless it is set
 _LEAST = 1e-6  # cores; what the clock of a process cannot see is taken for this
 
 
-def slope(values):
+def slope(values: Mapping[int, float]) -> float:
     """How much the values, by number, grow by each; never nothing."""
     return max(_LEAST, linear_regression(list(values), list(values.values())).slope)
 
 
-def table(found):
+def table(found: Mapping[tuple[int, int], Data]) -> Iterator[str]:
     """Lines: the figures of each formation, ``{(webs, workers): figures}``."""
     yield f"Milliseconds of a core per second, for each turn of {RATE} tokens/s with its socket:"
     yield "web  worker |   web  worker  PostgreSQL  Redis | commits/s  commands/s | further, idle socket"
@@ -38,7 +41,7 @@ def table(found):
         )
 
 
-def model(found, totals=(10, 100, 1000)):
+def model(found: Mapping[tuple[int, int], Data], totals: Sequence[int] = (10, 100, 1000)) -> Iterator[str]:
     """Lines: what so many processes carry if each has a core, and what ends first.
 
     The costs of a turn are those of the largest formation that was measured. What each further process costs

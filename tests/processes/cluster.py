@@ -3,14 +3,16 @@
 import json
 import signal
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
-from tests.processes.server import PATIENT, Server
+from tests.processes.server import PATIENT, Data, Server
+from tests.provider import RemoteProvider
 
 
 class Cluster(Server):
@@ -19,34 +21,35 @@ class Cluster(Server):
     COMMAND = "cluster"
     START = 2 * PATIENT  # four processes, one of them before the others
 
-    def __init__(self, data, provider, **environment):
+    def __init__(self, data: Path, provider: RemoteProvider, **environment: str) -> None:
         super().__init__(data, provider, **environment)
-        self._clients = []
+        self._clients: list[httpx.Client] = []
 
-    def close(self):
+    def close(self) -> None:
         processes = self.processes() if self.process.poll() is None else []
         super().close()
         psutil.wait_procs(processes, PATIENT)
 
-    def leave(self):
-        """SIGTERM; the exit code, the seconds it took, and which of its processes were left."""
+    def leave(self) -> tuple[int, float]:
+        """SIGTERM; the exit code and the seconds it took. ``left`` are those of its processes that stayed."""
         processes = self.processes()
         code, seconds = super().leave()
-        return code, seconds, psutil.wait_procs(processes, 0)[1]
+        self.left = psutil.wait_procs(processes, 0)[1]
+        return code, seconds
 
     # Its processes
 
-    def processes(self):
+    def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def doing(self, word):
+    def doing(self, word: str) -> list[psutil.Process]:
         """The direct children whose program or command of manage.py is ``word``."""
         return [child for child in psutil.Process(self.process.pid).children() if word in _words(child)]
 
-    def webs(self):
+    def webs(self) -> list[psutil.Process]:
         return sorted(self.doing("quickstart") + self.doing("serve"), key=lambda one: one.pid)
 
-    def at(self, web):
+    def at(self, web: psutil.Process) -> httpx.Client:
         """A client of this web process alone, until ``leave_webs``."""
         listening = [one for one in web.net_connections() if one.status == psutil.CONN_LISTEN]
         headers = {"Authorization": self.api.headers["Authorization"], "Accept": "application/json"}
@@ -55,20 +58,20 @@ class Cluster(Server):
         self._clients.append(client)
         return client
 
-    def leave_webs(self):
+    def leave_webs(self) -> None:
         while self._clients:
             self._clients.pop().close()
 
-    def workers(self):
+    def workers(self) -> dict[str, psutil.Process]:
         """The processes of the workers that have signed on, by their ids."""
         living = {one.pid: one for one in self.doing("work")}
         rows = self.get("workers/")["results"]
         return {row["id"]: living[row["pid"]] for row in rows if row["pid"] in living}
 
-    def whole(self):
+    def whole(self) -> None:
         """Wait until everybody is there."""
 
-        def answers():
+        def answers() -> bool:
             try:
                 return len({self.served_by() for _ in range(4)}) == 2 and len(self.workers()) == 2
             except httpx.HTTPError:
@@ -76,19 +79,19 @@ class Cluster(Server):
 
         self.until(answers, "all processes being there")
 
-    def served_by(self):
+    def served_by(self) -> str:
         """The name of the process that answers next."""
         answer = httpx.get(self.api.base_url.join("sessions/"), headers=self.api.headers, timeout=PATIENT)
         answer.raise_for_status()
         return answer.headers["X-Served-By"]
 
-    def worker_of(self, run):
+    def worker_of(self, run: str) -> psutil.Process:
         """The process that executes a run."""
         started = next(event for event in self.events(run) if event["type"] == "run.started")
         return self.workers()[started["data"]["worker"]]
 
 
-def _words(process):
+def _words(process: psutil.Process) -> list[str]:
     try:
         program, *arguments = process.cmdline() or [""]
         return [Path(program.partition(" ")[0]).name, *arguments]  # Redis writes its own words there
@@ -97,7 +100,7 @@ def _words(process):
 
 
 @contextmanager
-def frozen(process):
+def frozen(process: psutil.Process) -> Iterator[None]:
     """SIGSTOP, and SIGCONT at the end."""
     process.send_signal(signal.SIGSTOP)
     try:
@@ -106,7 +109,7 @@ def frozen(process):
         process.send_signal(signal.SIGCONT)
 
 
-def stream(client, run, after=0):
+def stream(client: httpx.Client, run: str, after: int = 0) -> Iterator[Data]:
     """The events of a run's stream, as they come, until it ends or breaks."""
     headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
     try:
@@ -122,7 +125,7 @@ def stream(client, run, after=0):
 
 
 @contextmanager
-def socket_of(client, session):
+def socket_of(client: httpx.Client, session: str) -> Iterator[ClientConnection]:
     """A socket that follows a session, by the same process as ``client``; its first frame is taken."""
     address = str(client.base_url).replace("http://", "ws://").replace("/api/", f"/ws/sessions/{session}/")
     headers = {"Authorization": client.headers["Authorization"]}
@@ -131,9 +134,10 @@ def socket_of(client, session):
         yield socket
 
 
-def frames_until(socket, is_last):
+def frames_until(socket: ClientConnection, is_last: Callable[[Data], bool]) -> list[Data]:
     """The frames of a socket up to the first for which ``is_last`` is true."""
-    frames, deadline = [], time.monotonic() + PATIENT
+    deadline = time.monotonic() + PATIENT
+    frames: list[Data] = []
     while not frames or not is_last(frames[-1]):
         frames.append(json.loads(socket.recv(max(0.0, deadline - time.monotonic()))))
     return frames

@@ -9,14 +9,18 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any, LiteralString
 
 import psycopg
 
+from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
-from tests.processes.nursery import Nursery
-from tests.processes.server import PATIENT, ROOT
+from tests.processes.nursery import Child, Nursery
+from tests.processes.server import PATIENT
+from tests.provider import RemoteProvider, ScriptedProvider
 from tests.services import PostgreSQL, Redis, throw_away
 
 HEARTBEAT = 0.75
@@ -29,13 +33,13 @@ MAX_CONNECTIONS = 300
 class Slot:
     """One place for a process of ours, in which there is always one, or soon will be."""
 
-    def __init__(self, name, command, nursery, logs):
+    def __init__(self, name: str, command: list[str], nursery: Nursery, logs: Path) -> None:
         self.name = name
         self.address = ""
-        self.process = None
+        self._process: Child | None = None
         self.ready = asyncio.Event()
-        self.unasked = []  # ends that nobody asked for, in words
-        self.leaves = []  # (exit code, seconds) of those that were told to leave
+        self.unasked: list[str] = []  # ends that nobody asked for, in words
+        self.leaves: list[tuple[int, float]] = []  # (exit code, seconds) of those that were told to leave
         self._command = command
         self._nursery = nursery
         self._logs = logs
@@ -44,21 +48,26 @@ class Slot:
         self._task = asyncio.create_task(self._keep(), name=name)
 
     @property
-    def title(self):
+    def title(self) -> str:
         """The name of the process that is there now; its connections to PostgreSQL have it, too."""
         return f"{self.name}-{self._generation}"
 
     @property
-    def pid(self):
+    def process(self) -> Child:
+        assert self._process is not None, f"{self.name} was never there"
+        return self._process
+
+    @property
+    def pid(self) -> int:
         return self.process.pid
 
-    def kill(self):
+    def kill(self) -> None:
         """kill -9."""
         self._asked = True
         self.ready.clear()
         self.process.send_signal(signal.SIGKILL)
 
-    async def leave(self):
+    async def leave(self) -> None:
         """SIGTERM, until it has left."""
         self._asked = True
         process, began = self.process, time.monotonic()
@@ -67,7 +76,7 @@ class Slot:
         self.ready.clear()
         self.leaves.append((code, time.monotonic() - began))
 
-    async def freeze(self, seconds):
+    async def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after some seconds."""
         process = self.process
         process.send_signal(signal.SIGSTOP)
@@ -76,25 +85,25 @@ class Slot:
         finally:
             process.send_signal(signal.SIGCONT)
 
-    async def close(self):
+    async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self.process is not None:
+        if self._process is not None:
             self.process.send_signal(signal.SIGKILL)
             await self.process.wait()
 
-    async def _keep(self):
+    async def _keep(self) -> None:
         while True:
             self._generation += 1
             self._asked = False
             await self._run()
             await asyncio.sleep(0.1)
 
-    async def _run(self):
+    async def _run(self) -> None:
         log, told = self._logs / f"{self.title}.log", self._logs / f"{self.title}.out"
         environment = {"PGAPPNAME": self.title}
         told.touch()  # the child may be slow to open it
-        self.process = await self._nursery.bear(self._command, environment, told, log)
+        self._process = await self._nursery.bear(self._command, environment, told, log)
         ending = asyncio.create_task(self.process.wait())
         try:
             while not ending.done() and not self.ready.is_set():
@@ -115,39 +124,42 @@ class Slot:
 class Deployment:
     """All of it. ``logs`` has a file for each process that there was."""
 
-    def __init__(self, postgresql, redis, nursery, logs, webs, workers):
+    def __init__(
+        self, postgresql: PostgreSQL, redis: Redis, nursery: Nursery, logs: Path, webs: int, workers: int
+    ) -> None:
         self.postgresql = postgresql
         self.redis = redis
         self.logs = logs
         self.webs = [Slot(f"web{n + 1}", ["serve", "--port", "0"], nursery, logs) for n in range(webs)]
         self.workers = [Slot(f"worker{n + 1}", ["work"], nursery, logs) for n in range(workers)]
-        self.seen = {}  # process id of each worker that signed on, by its id
+        self.tokens: list[str] = []  # of the accounts
+        self.seen: dict[str, int] = {}  # process id of each worker that signed on, by its id
 
     @property
-    def slots(self):
+    def slots(self) -> list[Slot]:
         return [*self.webs, *self.workers]
 
-    def ready_webs(self):
+    def ready_webs(self) -> list[Slot]:
         """The web processes that seem to be there."""
         return [slot for slot in self.webs if slot.ready.is_set()]
 
-    async def ready(self):
+    async def ready(self) -> None:
         """Wait until every process is there."""
         async with asyncio.timeout(2 * PATIENT):
             for slot in self.slots:
                 await slot.ready.wait()
 
-    async def database(self):
+    async def database(self) -> psycopg.AsyncConnection[Any]:
         """A connection of our own. Raises psycopg.OperationalError while PostgreSQL is away."""
         return await psycopg.AsyncConnection.connect(
             self.postgresql.url, autocommit=True, application_name="test"
         )
 
-    async def rows(self, query, *parameters):
+    async def rows(self, query: LiteralString, *parameters: Any) -> list[tuple[Any, ...]]:
         async with await self.database() as connection:
             return await (await connection.execute(query, parameters)).fetchall()
 
-    async def watch_workers(self):
+    async def watch_workers(self) -> None:
         """Note who signs on, until cancelled."""
         while True:
             with suppress(psycopg.Error):
@@ -156,7 +168,16 @@ class Deployment:
 
 
 @asynccontextmanager
-async def deployment(folder, provider, agents, *, webs=2, workers=2, accounts=4, settings=None):
+async def deployment(
+    folder: Path,
+    provider: ScriptedProvider | RemoteProvider,
+    agents: dict[str, str],
+    *,
+    webs: int = 2,
+    workers: int = 2,
+    accounts: int = 4,
+    settings: dict[str, str] | None = None,
+) -> AsyncIterator[Deployment]:
     """So many web processes and workers, ready, for the duration of the block. ``settings`` are variables of
     their environment that are to differ from those of the tests."""
     async with AsyncExitStack() as opened:
@@ -196,7 +217,7 @@ async def deployment(folder, provider, agents, *, webs=2, workers=2, accounts=4,
         yield cluster
 
 
-def _make_room(postgresql):
+def _make_room(postgresql: PostgreSQL) -> None:
     with psycopg.connect(postgresql.url, autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET fsync = off")  # only the processes crash, not the machine
         connection.execute("ALTER SYSTEM SET full_page_writes = off")
@@ -205,7 +226,7 @@ def _make_room(postgresql):
     postgresql.start()
 
 
-async def _run(*command, environment):
+async def _run(*command: str, environment: dict[str, str]) -> bytes:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *command), cwd=ROOT, env=environment, stdout=asyncio.subprocess.PIPE
     )
@@ -214,11 +235,11 @@ async def _run(*command, environment):
     return said
 
 
-def open_files(pid):
+def open_files(pid: int) -> int:
     """How many file descriptors a process has open."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def threads(pid):
+def threads(pid: int) -> int:
     """How many threads a process has."""
     return len(list(Path(f"/proc/{pid}/task").iterdir()))

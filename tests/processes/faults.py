@@ -3,8 +3,11 @@
 import asyncio
 import random
 import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from tests.processes.deployment import HEARTBEAT, MISSED_BEATS
+from tests.processes.deployment import HEARTBEAT, MISSED_BEATS, Deployment, Slot
+from tests.processes.load import Figures
 
 _DEAD = HEARTBEAT * MISSED_BEATS  # seconds of silence after which a worker is taken for dead
 
@@ -15,13 +18,14 @@ class Injector:
     The seed decides what is done and after which pause. When it happens within the turns is up to time.
     """
 
-    def __init__(self, deployment, seed, figures):
+    def __init__(self, deployment: Deployment, seed: int, figures: Figures) -> None:
         self._deployment = deployment
         self._seed = seed
         self._figures = figures
-        self.lost = {}  # when each worker's process was last taken out, on the wall clock, by process id
+        # When each worker was last taken out, on the wall clock, by process id.
+        self.lost: dict[int, list[float]] = {}
 
-    async def inject(self, seconds):
+    async def inject(self, seconds: float) -> None:
         """Break things for so long, then let everything be there again."""
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as parts:
@@ -37,7 +41,14 @@ class Injector:
             parts.create_task(self._trouble("postgresql", until, postgresql, (2, 7)))
         await self._deployment.ready()
 
-    async def _trouble(self, name, until, faults, pauses, *of):
+    async def _trouble(
+        self,
+        name: str,
+        until: float,
+        faults: Mapping[Any, int],
+        pauses: tuple[float, float],
+        *of: Slot,
+    ) -> None:
         chance = random.Random(f"{self._seed} {name}")
         while True:
             await asyncio.sleep(chance.uniform(*pauses))
@@ -49,39 +60,39 @@ class Injector:
             self._figures.faults[f"{fault.__name__.strip('_')} {name.rstrip('12')}"] += 1
             self._figures.outages.append(time.monotonic() - began)
 
-    async def _kill(self, chance, slot):
+    async def _kill(self, chance: random.Random, slot: Slot) -> None:
         await slot.ready.wait()
         self._note(slot)
         slot.kill()
         await slot.process.wait()
         await slot.ready.wait()
 
-    async def _leave(self, chance, slot):
+    async def _leave(self, chance: random.Random, slot: Slot) -> None:
         await slot.ready.wait()
         await slot.leave()
         await slot.ready.wait()
 
-    async def _freeze(self, chance, slot):
+    async def _freeze(self, chance: random.Random, slot: Slot) -> None:
         await slot.ready.wait()
         self._note(slot)
         await slot.freeze(_DEAD + chance.uniform(0.5, 2))
 
-    async def _pause_redis(self, chance):
+    async def _pause_redis(self, chance: random.Random) -> None:
         redis = self._deployment.redis
         await asyncio.to_thread(redis.stop)
         await asyncio.sleep(chance.uniform(0.2, 2))
         await asyncio.to_thread(redis.start)
 
-    async def _restart_postgresql(self, chance):
+    async def _restart_postgresql(self, chance: random.Random) -> None:
         await self._without_postgresql(chance, self._deployment.postgresql.stop)
 
-    async def _crash_postgresql(self, chance):
+    async def _crash_postgresql(self, chance: random.Random) -> None:
         await self._without_postgresql(chance, self._deployment.postgresql.crash)
 
-    async def _without_postgresql(self, chance, stop):
+    async def _without_postgresql(self, chance: random.Random, stop: Callable[[], None]) -> None:
         await asyncio.to_thread(stop)
         await asyncio.sleep(chance.uniform(0, 1))
         await asyncio.to_thread(self._deployment.postgresql.start)
 
-    def _note(self, slot):
+    def _note(self, slot: Slot) -> None:
         self.lost.setdefault(slot.pid, []).append(time.time())

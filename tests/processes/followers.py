@@ -3,10 +3,16 @@
 import asyncio
 import hashlib
 import json
+from typing import TYPE_CHECKING
 
 import httpx
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus
+
+from tests.processes.server import Data
+
+if TYPE_CHECKING:
+    from tests.processes.load import Client
 
 # Codes with which a server may close a socket: it is gone, it leaves, its database is away.
 MAY_END_WITH = (1006, 1012, 1013)
@@ -17,7 +23,7 @@ ENDS = ("run.completed", "run.failed", "run.cancelled", "run.interrupted")
 LOST = (OSError, TimeoutError, EOFError, ConnectionClosed, InvalidHandshake, InvalidMessage)
 
 
-def print_of(event):
+def print_of(event: Data) -> tuple[str, int, str, str]:
     """An Event in short: equal for equal ones."""
     whole = hashlib.sha1(json.dumps(event, sort_keys=True).encode()).hexdigest()
     return event["run"], event["seq"], event["type"], whole
@@ -26,15 +32,15 @@ def print_of(event):
 class Follower:
     """What both kinds have in common: what they have seen, and how long they stay connected."""
 
-    def __init__(self, client):
+    def __init__(self, client: "Client") -> None:
         self.client = client
-        self.seen = []  # as print_of
-        self.wrong = []  # what should not have come, or not like that, in words
+        self.seen: list[tuple[str, int, str, str]] = []  # as print_of
+        self.wrong: list[str] = []  # what should not have come, or not like that, in words
         self.calm = False  # it leaves by itself no more
         self.over = False
-        self.last = (None, 0, None)  # run, seq and type of the last event
+        self.last: tuple[str | None, int, str | None] = (None, 0, None)  # run, seq and type of the last event
 
-    def take(self, event):
+    def take(self, event: Data) -> None:
         """Take the next event, if it is that."""
         run, seq, type = self.last
         here = event["run"], event["seq"], event["type"]
@@ -48,11 +54,11 @@ class Follower:
         self.seen.append(print_of(event))
         self.client.figures.events += 1
 
-    def patience(self):
+    def patience(self) -> float | None:
         """Seconds until it cuts the connection; None: never."""
         return None if self.calm else self.client.chance.uniform(0.5, 8)
 
-    async def follow(self):
+    async def follow(self) -> None:
         """Until it is told that it is over."""
         while not self.over:
             try:
@@ -65,11 +71,11 @@ class Follower:
                 await asyncio.sleep(self.client.chance.uniform(0.05, 0.4))
                 self.client.figures.reconnects += 1
 
-    async def attend(self):
+    async def attend(self) -> None:
         """Be connected once."""
         raise NotImplementedError
 
-    def _refused(self, status):
+    def _refused(self, status: int) -> None:
         self.client.figures.answers[status] += 1
         if status not in MAY_ANSWER:
             self.wrong.append(f"refused with {status}")
@@ -78,14 +84,14 @@ class Follower:
 class SessionFollower(Follower):
     """A socket on a session, from its first event on."""
 
-    def __init__(self, client, session, first_run):
+    def __init__(self, client: "Client", session: str, first_run: str | None) -> None:
         super().__init__(client)
         self.session = session
         self.revision = 0  # the highest that was told, with what it says
         self.pending = False
         self._last_known = (first_run, 0)
 
-    async def attend(self):
+    async def attend(self) -> None:
         run, after = self.last[:2] if self.last[0] else self._last_known
         async with self.client.socket(self.session, f"?run={run}&after={after}") as socket:
             try:
@@ -102,7 +108,7 @@ class SessionFollower(Follower):
                 if socket.close_code not in MAY_END_WITH:
                     self.wrong.append(f"closed with {socket.close_code} {socket.close_reason}")
 
-    def _read(self, frame):
+    def _read(self, frame: Data) -> None:
         match frame["type"]:
             case "run.event":
                 self.take(frame["event"])
@@ -114,7 +120,7 @@ class SessionFollower(Follower):
             case "error":
                 self.wrong.append(f"an error {frame}")
 
-    def _project(self, revision, pending):
+    def _project(self, revision: int, pending: bool) -> None:
         if revision == self.revision and pending != self.pending:
             self.wrong.append(f"revision {revision} with pending {pending} and {self.pending}")
         if revision > self.revision:
@@ -124,11 +130,11 @@ class SessionFollower(Follower):
 class RunFollower(Follower):
     """An event stream of one run."""
 
-    def __init__(self, client, run):
+    def __init__(self, client: "Client", run: str) -> None:
         super().__init__(client)
         self.run = run
 
-    async def attend(self):
+    async def attend(self) -> None:
         url = f"{(await self.client.web()).address}api/runs/{self.run}/events/"
         headers = {"Accept": "text/event-stream", "Last-Event-ID": str(self.last[1])}
         async with self.client.http.stream("GET", url, headers=headers) as answer:
@@ -139,7 +145,7 @@ class RunFollower(Follower):
             else:
                 self._refused(answer.status_code)
 
-    async def read(self, answer):
+    async def read(self, answer: httpx.Response) -> None:
         """Take what a stream has, until its end or one's own."""
         try:
             async with asyncio.timeout(self.patience()) as limit:
@@ -153,7 +159,7 @@ class RunFollower(Follower):
         self.over = self.last[2] in ENDS
 
 
-def open_socket(address, session, query, headers):
+def open_socket(address: str, session: str, query: str, headers: dict[str, str]) -> connect:
     """A connection to a session's socket, to be used as a context manager."""
     url = f"{address.replace('http', 'ws', 1)}ws/sessions/{session}/{query}"
     return connect(url, additional_headers=headers, compression=None, open_timeout=10, close_timeout=1)

@@ -5,14 +5,18 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
 
 import httpx
+from websockets.asyncio.client import ClientConnection
 
+from tests.processes.deployment import Deployment, Slot
 from tests.processes.followers import LOST, RunFollower, SessionFollower, open_socket
-from tests.processes.server import PATIENT
+from tests.processes.server import PATIENT, Data
 from tests.processes.turns import KINDS, text_of
 
 BUSY = ("queued", "running")
@@ -37,25 +41,25 @@ class Figures:
 class Client:
     """One user, on whichever web process there is."""
 
-    def __init__(self, deployment, token, chance, figures):
+    def __init__(self, deployment: Deployment, token: str, chance: random.Random, figures: Figures) -> None:
         self.chance = chance
         self.figures = figures
         self._deployment = deployment
         self._headers = {"Authorization": f"Bearer {token}"}
         self.reopen()
 
-    def reopen(self):
+    def reopen(self) -> None:
         """Begin with no connections."""
         self.http = httpx.AsyncClient(headers=self._headers, timeout=10)
 
-    async def web(self):
+    async def web(self) -> Slot:
         """A web process that seems to be there."""
         async with asyncio.timeout(PATIENT):
             while not (ready := self._deployment.ready_webs()):  # noqa: ASYNC110 (any of two)
                 await asyncio.sleep(0.05)
         return self.chance.choice(ready)
 
-    async def ask(self, method, path, **options):
+    async def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Ask until there is an answer that is not about the server's trouble."""
         deadline = time.monotonic() + PATIENT
         while True:
@@ -73,21 +77,21 @@ class Client:
             assert time.monotonic() < deadline, f"{method} {path} got no answer, at last {what}"
             await asyncio.sleep(self.chance.uniform(0.05, 0.4))
 
-    async def get(self, path):
+    async def get(self, path: str) -> Any:
         return (await self.ask("GET", path)).raise_for_status().json()
 
-    async def pages(self, path):
+    async def pages(self, path: str) -> list[Data]:
         """All results of a list."""
-        found = []
+        found: list[Data] = []
         while path:
             page = await self.get(path)
             found += page["results"]
             path = page["next"] and page["next"].split("/api/", 1)[1]
         return found
 
-    async def log(self, run):
+    async def log(self, run: str) -> list[Data]:
         """All events of a run."""
-        found = []
+        found: list[Data] = []
         while True:
             options = {
                 "params": {"after": len(found), "limit": 1000},
@@ -99,11 +103,11 @@ class Client:
                 return found
 
     @asynccontextmanager
-    async def socket(self, session, query=""):
+    async def socket(self, session: str, query: str = "") -> AsyncIterator[ClientConnection]:
         async with open_socket((await self.web()).address, session, query, self._headers) as socket:
             yield socket
 
-    async def say(self, session, frame):
+    async def say(self, session: str, frame: Data) -> Data:
         """Send a frame on a socket until it is answered; the response or the error."""
         deadline = time.monotonic() + PATIENT
         while True:
@@ -127,33 +131,33 @@ class Client:
 class Conversation:
     """One session, what was asked of it, and who follows it."""
 
-    def __init__(self, client, agent, seed):
+    def __init__(self, client: Client, agent: str, seed: str) -> None:
         self.client = client
         self.agent = agent
         self.chance = random.Random(seed)
         self.id = ""
-        self.accepted = {}  # text by run, of every message that was
-        self.refused = []  # texts of those that were not
-        self.acknowledged = set()  # runs of which an unsettled or successful cancel was seen
-        self.again = Counter()  # by text, how often a user had it done again
-        self.followers = []
-        self.tasks = []
+        self.accepted: dict[str, str] = {}  # text by run, of every message that was
+        self.refused: list[str] = []  # texts of those that were not
+        self.acknowledged: set[str] = set()  # runs of which an unsettled or successful cancel was seen
+        self.again: Counter[str] = Counter()  # by text, how often a user had it done again
+        self.followers: list[SessionFollower | RunFollower] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self.revision = 0
-        self.wrong = []
-        self.routes = Counter()
+        self.wrong: list[str] = []
+        self.routes: Counter[str] = Counter()
 
-    async def open(self):
+    async def open(self) -> None:
         answer = await self.client.ask("POST", "sessions/", json={"agent": self.agent})
         self.id = answer.raise_for_status().json()["id"]
         first = await self.start("rest", "enqueue")
         for _ in range(2):
             self.follow(SessionFollower(self.client, self.id, first))
 
-    def follow(self, follower):
+    def follow(self, follower: SessionFollower | RunFollower) -> None:
         self.followers.append(follower)
         self.tasks.append(asyncio.create_task(follower.follow(), name=f"follower of {self.id}"))
 
-    async def live(self, stopped):
+    async def live(self, stopped: asyncio.Event) -> None:
         """Be used until told to stop."""
         while not stopped.is_set():
             await self.start(self._route(), self.chance.choice(["enqueue", "interrupt", "reject"]))
@@ -165,10 +169,10 @@ class Conversation:
                 await self.cancel()
             await self.rest(stopped, seconds=15)
 
-    def _route(self):
+    def _route(self) -> str:
         return self.chance.choice(["rest", "stream", "socket"])
 
-    async def shown(self):
+    async def shown(self) -> Data:
         """The session as it is now; its revision never goes back."""
         shown = await self.client.get(f"sessions/{self.id}/")
         if shown["cancellation_revision"] < self.revision:
@@ -178,7 +182,7 @@ class Conversation:
 
     # Turns
 
-    async def start(self, route, multitask):
+    async def start(self, route: str, multitask: str) -> str | None:
         """Start a turn, whatever it takes; its run, or None when it was refused."""
         kind = self.chance.choices(list(KINDS), list(KINDS.values()))[0]
         key = f"{self.chance.randrange(2**40):010x}"
@@ -194,7 +198,7 @@ class Conversation:
             self.follow(RunFollower(self.client, run))
         return run
 
-    async def _start_by_rest(self, text, multitask):
+    async def _start_by_rest(self, text: str, multitask: str) -> str | None:
         answer = await self.client.ask(
             "POST",
             f"sessions/{self.id}/runs/",
@@ -203,14 +207,14 @@ class Conversation:
         )
         return self._run_in(answer.status_code, answer.json())
 
-    async def _start_by_socket(self, text, multitask):
+    async def _start_by_socket(self, text: str, multitask: str) -> str | None:
         frame = {"type": "turn.start", "request_id": str(uuid4()), "input": text, "multitask": multitask}
         told = await self.client.say(self.id, frame)
         if told["type"] == "response":
             return told["result"]["id"]
         return self._run_in(409 if told["code"] == "run_active" else 400, told)
 
-    async def _start_by_stream(self, text, multitask):
+    async def _start_by_stream(self, text: str, multitask: str) -> str | None:
         """The request that starts the run streams it, too, until it is cut; then another stream goes on."""
         body = {
             "input": text,
@@ -239,7 +243,7 @@ class Conversation:
             assert time.monotonic() < deadline, "no stream was begun"
             await asyncio.sleep(self.chance.uniform(0.05, 0.4))
 
-    def _run_in(self, status, answer):
+    def _run_in(self, status: int, answer: Any) -> str | None:
         if status == 202:
             return answer["id"]
         if status != 409:
@@ -248,7 +252,7 @@ class Conversation:
 
     # Cancels
 
-    async def cancel(self):
+    async def cancel(self) -> None:
         """Cancel what there is, over one of the routes."""
         route = self.chance.choice(["run", "session", "socket"])
         if route == "socket":
@@ -269,7 +273,7 @@ class Conversation:
 
     # Rest
 
-    async def rest(self, stopped, seconds):
+    async def rest(self, stopped: asyncio.Event, seconds: float) -> bool:
         """See the session to its rest, for a while; whether it got there."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -287,7 +291,7 @@ class Conversation:
                     await asyncio.sleep(self.chance.uniform(0.1, 0.5))
         return False
 
-    async def _reply(self, run):
+    async def _reply(self, run: str) -> None:
         if self.chance.random() < 0.2:
             await self.cancel()
             return
@@ -298,7 +302,7 @@ class Conversation:
             self.wrong.append(f"an answer was answered with {answer.status_code} {answer.text}")
         await asyncio.sleep(0.2)
 
-    async def _decide(self):
+    async def _decide(self) -> None:
         """Resume, retry or dismiss; somebody else may have been first."""
         open_runs = [
             run
@@ -315,12 +319,12 @@ class Conversation:
         if way != "dismiss":
             self.again[await self._text_of(open_runs[0]["id"])] += 1
 
-    async def _text_of(self, run):
+    async def _text_of(self, run: str) -> str:
         return (await self.client.log(run))[0]["data"]["input"]
 
     # The end
 
-    async def close(self):
+    async def close(self) -> None:
         """Have every follower leave."""
         for follower in self.followers:
             follower.over = True
@@ -329,7 +333,7 @@ class Conversation:
         await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
-def by_text(runs):
+def by_text(runs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Runs by the words that they answer."""
     found = defaultdict(list)
     for run, text in runs:

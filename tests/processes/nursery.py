@@ -18,15 +18,16 @@ import subprocess
 import sys
 import threading
 from importlib import import_module
+from pathlib import Path
 
 import django
 
-from tests.processes.server import ROOT
+from tests import ROOT
 
 _LOOK_EVERY = 0.02  # seconds between two looks for the dead
 
 
-def main():
+def main() -> None:
     django.setup()
     import_all()
     children = set()
@@ -50,7 +51,7 @@ def main():
         os.kill(pid, signal.SIGKILL)
 
 
-def import_all():
+def import_all() -> None:
     """What takes long. Not what opens something that a child must not share, as Twisted's reactor does."""
     for name in (
         "channels_redis.pubsub",
@@ -60,6 +61,8 @@ def import_all():
         "psycopg_pool",
         "project.asgi",
         "project.urls",
+        "runs.reading.history",
+        "runs.recovery.safety",
         "runs.worker.supervisor",
         "tests.processes.turns",
     ):
@@ -67,11 +70,11 @@ def import_all():
     assert "twisted.internet.reactor" not in sys.modules
 
 
-def tell(**words):
+def tell(**words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-def bear(command, environment, output, errors):
+def bear(command: list[str], environment: dict[str, str], output: str | Path, errors: str | Path) -> int:
     """Fork a child that is ``manage.py`` with this command; its process id."""
     if pid := os.fork():
         return pid
@@ -91,7 +94,7 @@ def bear(command, environment, output, errors):
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        threading._shutdown()  # as the interpreter does at its end: waits for threads that are no daemons
+        threading._shutdown()  # type: ignore[attr-defined]  # as the interpreter does at its end: waits for threads that are no daemons
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -100,21 +103,22 @@ def bear(command, environment, output, errors):
 class Child:
     """A process that a nursery bore."""
 
-    def __init__(self, pid):
+    def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.returncode = None
+        self.returncode: int | None = None
         self._ended = asyncio.Event()
 
-    async def wait(self):
+    async def wait(self) -> int:
         """Its exit code, once it has ended; minus the number of a signal that ended it."""
         await self._ended.wait()
+        assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, number):
+    def send_signal(self, number: int) -> None:
         if self.returncode is None:
             os.kill(self.pid, number)
 
-    def ended(self, code):
+    def ended(self, code: int) -> None:
         self.returncode = code
         self._ended.set()
 
@@ -122,12 +126,12 @@ class Child:
 class Nursery:
     """The other end of it. An asynchronous context manager."""
 
-    def __init__(self, environment):
+    def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
-        self._wanted = []  # futures, in the order they were asked for
-        self._children = {}
+        self._wanted: list[asyncio.Future[Child]] = []  # futures, in the order they were asked for
+        self._children: dict[int, Child] = {}
 
-    async def __aenter__(self):
+    async def __aenter__(self) -> "Nursery":
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.processes.nursery"),
             cwd=ROOT,
@@ -138,20 +142,25 @@ class Nursery:
         self._hearing = asyncio.create_task(self._hear(), name="nursery")
         return self
 
-    async def __aexit__(self, *_):
+    async def __aexit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
         await self._hearing
 
-    async def bear(self, command, environment, output, errors):
+    async def bear(
+        self, command: list[str], environment: dict[str, str], output: str | Path, errors: str | Path
+    ) -> Child:
         """A new Child."""
+        assert self._process.stdin is not None
         born = asyncio.get_running_loop().create_future()
         self._wanted.append(born)
         asked = {"command": command, "environment": environment, "output": str(output), "errors": str(errors)}
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
         return await born
 
-    async def _hear(self):
+    async def _hear(self) -> None:
+        assert self._process.stdout is not None
         async for line in self._process.stdout:
             told = json.loads(line)
             if "born" in told:

@@ -8,11 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import httpx
 
 from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
+from tests.provider import RemoteProvider
+
+T = TypeVar("T")
+Data: TypeAlias = dict[str, Any]  # an object of JSON
 
 PATIENT = 90.0  # seconds for what takes a few on an idle machine
 DRAIN = 5
@@ -24,11 +31,10 @@ class Server:
     COMMAND = "quickstart"
     START = PATIENT  # seconds
 
-    def __init__(self, data, provider, **environment):
+    def __init__(self, data: Path, provider: RemoteProvider, **environment: str) -> None:
         self.data = data
         self.marks = data.parent / "marks"
         self.provider = provider
-        self.api = None
         self._environment = {
             **os.environ,
             "DATA_DIR": str(data),
@@ -44,7 +50,7 @@ class Server:
             **environment,
         }
 
-    def start(self):
+    def start(self) -> None:
         """Start, and wait until it answers."""
         self._log = (self.data.parent / "log").open("a")
         self.process = subprocess.Popen(
@@ -57,31 +63,33 @@ class Server:
         )
         limit = threading.Timer(self.START, self.process.kill)
         limit.start()
-        told = dict(self.process.stdout.readline().rstrip("\n").split(": ", 1) for _ in range(4))
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline().rstrip("\n") for _ in range(4)]
         limit.cancel()
+        told = {name: value for name, _, value in (line.partition(": ") for line in lines)}
         self.api = httpx.Client(
             base_url=told["Address"] + "api/",
             headers={"Authorization": f"Bearer {told['Token']}"},
             timeout=PATIENT,
         )
 
-    def kill(self):
+    def kill(self) -> None:
         """kill -9."""
         self.process.kill()
         self._gone()
 
-    def leave(self):
+    def leave(self) -> tuple[int, float]:
         """SIGTERM; the exit code and how many seconds it took."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         self._gone()
         return self.process.returncode, time.monotonic() - began
 
-    def close(self):
+    def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
 
-    def command(self, *arguments, **environment):
+    def command(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run another command of manage.py on the same data."""
         return subprocess.run(
             [sys.executable, "manage.py", *arguments],
@@ -97,11 +105,11 @@ class Server:
             timeout=PATIENT,
         )
 
-    def copy(self, name):
+    def copy(self, name: str) -> None:
         """Keep a copy of the two files, which nobody has open now."""
         shutil.copytree(self.data, self.data.parent / name)
 
-    def put_back(self, name, database):
+    def put_back(self, name: str, database: str) -> None:
         """Put the copy of one file back: "turnkeeper" or "checkpoints"."""
         for suffix in ("", "-wal", "-shm"):
             file = self.data / f"{database}.sqlite3{suffix}"
@@ -110,37 +118,38 @@ class Server:
             if kept.exists():
                 shutil.copy(kept, file)
 
-    def _gone(self):
+    def _gone(self) -> None:
         self.process.wait(PATIENT)
+        assert self.process.stdout is not None
         self.process.stdout.close()
         self.api.close()
         self._log.close()
 
     # What a program asks for
 
-    def get(self, path):
+    def get(self, path: str) -> Any:
         return self.api.get(path).raise_for_status().json()
 
-    def post(self, path, **body):
+    def post(self, path: str, **body: Any) -> Any:
         return self.api.post(path, json=body).raise_for_status().json()
 
-    def open_session(self):
+    def open_session(self) -> str:
         return self.post("sessions/")["id"]
 
-    def start_turn(self, session, text, **options):
+    def start_turn(self, session: str, text: str, **options: Any) -> str:
         return self.post(f"sessions/{session}/runs/", input=text, **options)["id"]
 
-    def run(self, run_id):
+    def run(self, run_id: str) -> Data:
         return self.get(f"runs/{run_id}/")
 
-    def session(self, session):
+    def session(self, session: str) -> Data:
         return self.get(f"sessions/{session}/")
 
-    def messages(self, session):
+    def messages(self, session: str) -> list[Data]:
         return self.get(f"sessions/{session}/history/")["messages"]
 
-    def events(self, run_id):
-        found = []
+    def events(self, run_id: str) -> list[Data]:
+        found: list[Data] = []
         while True:
             page = self.api.get(
                 f"runs/{run_id}/events/",
@@ -151,7 +160,7 @@ class Server:
             if page.json()["done"] or not page.json()["events"]:
                 return found
 
-    def until(self, question, what, seconds=PATIENT):
+    def until(self, question: Callable[[], T | Literal[False]], what: str, seconds: float = PATIENT) -> T:
         """Ask until the answer is true; the answer."""
         deadline = time.monotonic() + seconds
         while not (found := question()):
@@ -159,7 +168,7 @@ class Server:
             time.sleep(0.05)
         return found
 
-    def ended(self, run_id):
+    def ended(self, run_id: str) -> Data:
         """The run, once it has ended."""
         over = ("completed", "failed", "cancelled", "interrupted")
         return self.until(

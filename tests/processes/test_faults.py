@@ -1,7 +1,7 @@
 """A load of turns over several processes while everything breaks; then all of it is accounted for.
 
-``FAULT_SECONDS`` is for how long things break; without it the test is left out. ``FAULT_SEED`` repeats the
-choices of a run that was printed.
+``FAULT_SECONDS`` is for how long things break; without it the test is left out. ``FAULT_SEED``
+is what the choices come from.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from datetime import datetime
 
 import pytest
 
+from tests.chance import seed
 from tests.fakes import Marks, Script, ScriptedProvider
 from tests.processes.aftermath import Aftermath, Findings, Leftovers
 from tests.processes.deployment import DRAIN, deployment
@@ -21,7 +22,6 @@ from tests.processes.load import Client, Conversation, Figures
 from tests.processes.turns import AGENTS, answer
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "60"))
-SEED = int(os.environ.get("FAULT_SEED", random.randrange(2**32)))
 SESSIONS = 2  # of each user
 # Seconds from the last fault until everything has come to rest.
 REST = 60 * (3 if os.environ.get("CI") else 1)
@@ -32,21 +32,21 @@ REST = 60 * (3 if os.environ.get("CI") else 1)
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 async def test_every_turn_is_accounted_for_while_everything_breaks(tmp_path):
-    print(f"FAULT_SEED={SEED} FAULT_SECONDS={SECONDS:g}")
+    choices = seed("FAULT_SEED")
     provider = ScriptedProvider(Script(respond=answer), strict_user_after_tool=True)
     with provider.in_thread():
         async with deployment(tmp_path, provider, AGENTS) as cluster:
             figures, findings = Figures(), Findings()
             conversations = [
                 Conversation(
-                    Client(cluster, token, random.Random(f"{SEED} client {user} {number}"), figures),
+                    Client(cluster, token, random.Random(f"{choices} client {user} {number}"), figures),
                     list(AGENTS)[(user + number) % len(AGENTS)],
-                    f"{SEED} {user} {number}",
+                    f"{choices} {user} {number}",
                 )
                 for user, token in enumerate(cluster.tokens)
                 for number in range(SESSIONS)
             ]
-            injector = Injector(cluster, SEED, figures)
+            injector = Injector(cluster, choices, figures)
             watching = asyncio.create_task(cluster.watch_workers())
             try:
                 await put_under_load(conversations, injector)

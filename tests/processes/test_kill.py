@@ -1,8 +1,8 @@
 """The real server, killed at random moments and started again: nothing accepted is lost, nothing is stuck.
 
-``KILL_ROUNDS`` (default 2) is how often it is ended, ``KILL_SEED`` repeats a sequence that was printed. Each
-round starts turns of every kind, ends the server at a random moment, by SIGTERM in one round of four (the
-second) and else by kill -9, and looks at everything over REST after the restart.
+``KILL_ROUNDS`` (default 2) is how often it is ended, with the choices of ``KILL_SEED``. Each round starts
+turns of every kind, ends the server at a random moment, by SIGTERM in one round of four (the second) and else
+by kill -9, and looks at everything over REST after the restart.
 """
 
 import os
@@ -12,11 +12,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.chance import seed
+from tests.fakes import Marks
 from tests.processes.server import DRAIN, PATIENT, Server
 from tests.provider import Hold, Round, call, numbered, provider_process, say
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
-SEED = int(os.environ.get("KILL_SEED", random.randrange(2**32)))
 
 # Seconds from a restart to the end of what the dead process executed.
 SOON = 2 * (3 if os.environ.get("CI") else 1)
@@ -48,9 +49,9 @@ def begin(server, kind, key):
         case "streaming":
             provider.add(Round(numbered(100, 0.02), Hold(key)), marker=key)
         case "blocking" | "stopping":
-            provider.add(call("mark", x=f"done {key}"), call("slow_sync", seconds=30), marker=key)
+            provider.add(call("mark", x=f"done {key}"), call("held_sync", mark=f"go {key}"), marker=key)
         case "awaiting":
-            provider.add(call("slow_async", seconds=30), marker=key)
+            provider.add(call("held_async", mark=f"go {key}"), marker=key)
         case "asking":
             provider.add(call("ask", question="Really?"), say("So be it."), marker=key)
         case "queueing":
@@ -112,8 +113,7 @@ def check_next(server, session, key):
 
 @pytest.mark.timeout(max(300, 60 * ROUNDS))
 def test_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
-    print(f"KILL_SEED={SEED}")
-    chance = random.Random(SEED)
+    chance = random.Random(seed("KILL_SEED"))
     slowest, leaving, ways, ends = 0.0, [], [], []
     for number in range(ROUNDS):
         keys = {kind: f"{chance.randrange(2**40):010x}" for kind in KINDS}
@@ -152,6 +152,7 @@ def test_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
                 assert first["status"] == "interrupted", kind
         for kind, (session, runs) in turns.items():
             server.provider.open(keys[kind])
+            Marks(server.marks).write(f"go {keys[kind]}")
             decided = settle(server, session, chance)
             ways += decided
             for run in server.get(f"sessions/{session}/runs/")["results"]:

@@ -1,6 +1,10 @@
 """Turns of every kind, for agents of every policy: a user's message names its kind, and a provider without
 memory answers by it, so that a turn that is resumed or retried goes the same way again."""
 
+from typing import Any
+
+from langgraph.graph import StateGraph
+
 from runs.agents import agent
 from tests.fakes import (
     Disconnect,
@@ -16,6 +20,7 @@ from tests.fakes import (
     served_model,
     tools,
 )
+from tests.processes.server import Data
 
 # What a user may ask for, and how often beside the others.
 KINDS = {
@@ -33,19 +38,19 @@ KINDS = {
 _CHUNK = 0.03  # seconds between two
 
 
-def build_asking():
+def build_asking() -> StateGraph[Any]:
     """Leaves what was interrupted to its user."""
     return fan_out_graph(served_model(), tools(Marks.from_environment()))
 
 
 @agent(on_interrupt="resume", idempotent_tools=frozenset({"slow_async"}))
-def build_resuming():
+def build_resuming() -> StateGraph[Any]:
     """Goes on by itself where that is safe."""
     return fan_out_graph(served_model(), tools(Marks.from_environment()))
 
 
 @agent(on_interrupt="dismiss")
-def build_dismissing():
+def build_dismissing() -> StateGraph[Any]:
     """Closes what was interrupted. Another shape of graph, too."""
     return plain_graph(served_model(), tools(Marks.from_environment()))
 
@@ -53,12 +58,12 @@ def build_dismissing():
 AGENTS = {name: f"tests.processes.turns:build_{name}" for name in ("asking", "resuming", "dismissing")}
 
 
-def text_of(kind, key):
+def text_of(kind: str, key: str) -> str:
     """A user's message."""
     return f"{kind} {key}"
 
 
-def answer(messages):
+def answer(messages: list[Data]) -> Round:
     """The round for a call with these messages, in OpenAI's form."""
     last = max(number for number, message in enumerate(messages) if message["role"] == "user")
     kind, key = messages[last]["content"].split()

@@ -1,5 +1,6 @@
 """What the project puts around its apps: whom it believes about clients, and how static files are served."""
 
+import tomllib
 from ipaddress import ip_network
 
 import pytest
@@ -8,6 +9,8 @@ from django.test import AsyncRequestFactory, RequestFactory
 
 from project.proxy import TrustedProxy
 from project.static import StaticFilesMiddleware
+from runs import __version__
+from tests import ROOT
 
 STYLES = "/static/admin/css/base.css"
 
@@ -99,3 +102,8 @@ def test_static_files_are_served_in_a_synchronous_chain_too():
     middleware = StaticFilesMiddleware(behind)
     assert middleware(RequestFactory().get(STYLES)).status_code == 200
     assert middleware(RequestFactory().get("/")).content == b"not static"
+
+
+def test_the_version_is_the_one_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__

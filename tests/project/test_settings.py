@@ -175,9 +175,9 @@ def test_without_a_key_nothing_starts(read_settings, tmp_path):
 
 def test_a_key_that_may_be_made_is_made_once_and_for_our_eyes_only(monkeypatch, tmp_path):
     monkeypatch.setattr(secret_key, "may_be_made", True)
-    key = secret_key.kept(tmp_path)
+    key = secret_key.read_or_make(tmp_path)
     assert len(key) >= 50
-    assert secret_key.kept(tmp_path) == key
+    assert secret_key.read_or_make(tmp_path) == key
     assert stat.S_IMODE((tmp_path / "secret_key").stat().st_mode) == 0o600
 
 

@@ -52,7 +52,7 @@ ENDINGS = [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus
 ACTS = ["write", "wait", *ENDINGS]
 # How the log's commit may go: its reply arrives, or is lost, or nothing of it has come about.
 COMMITS = st.sampled_from(["well", "well", "reply lost", "lost"])
-LOSSES = ["dies", "buried", "leaves"]
+LOSSES = ["dies", "removed", "leaves"]
 DECISIONS = st.sampled_from(list(Resolution))
 MULTITASK = st.sampled_from(["reject", "enqueue", "enqueue", "interrupt"])
 
@@ -269,7 +269,7 @@ class Lives(Truths, RuleBasedStateMachine):
         Worker.objects.filter(id=self.worker(w)).update(pid=NO_PROCESS, pid_started="1")
 
     @step(1, w=WORKER)
-    def bury_worker(self, w):
+    def remove_worker(self, w):
         """As a sweeper that comes no further than that, or one whose worker claims in between."""
         if len(self.workers) > 1:
             Worker.objects.filter(id=self.worker(w)).delete()
@@ -338,7 +338,7 @@ class Lives(Truths, RuleBasedStateMachine):
             with undone():
                 writer._commit(parts, False)
         outcomes = writer._commit(parts, commit == "lost")
-        assert [outcome == writer.Written.COMMITTED for outcome in outcomes] == expected, "the fence failed"
+        assert [outcome == writer.Outcome.COMMITTED for outcome in outcomes] == expected, "the fence failed"
         if commit == "reply lost":
             assert writer._commit(parts, True) == outcomes, "a retry knows other outcomes"
         for part, execution, owned in zip(parts, writing, expected, strict=True):
@@ -431,8 +431,10 @@ class Lives(Truths, RuleBasedStateMachine):
         own = self.worker(w) if w >= 0 else None
         self.offered.clear()
         sweep.sweep(own if own in self.alive else None)
-        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), "the dead are not buried"
-        assert self.alive == set(Worker.objects.values_list("id", flat=True)), "somebody was buried alive"
+        assert all(not liveness.is_gone(worker) for worker in Worker.objects.all()), (
+            "the dead are there still"
+        )
+        assert self.alive == set(Worker.objects.values_list("id", flat=True)), "a living worker was removed"
         for run in Run.objects.filter(status=RunStatus.RUNNING):
             assert run.worker_id in self.alive, "a dead worker kept its run"
         for before in self.cancels:
@@ -602,7 +604,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if how == "leaves":
             self.do(execution, RunStatus.INTERRUPTED)
         elif execution.worker in self.workers and len(self.workers) > 1:
-            lose = self.kill_worker if how == "dies" else self.bury_worker
+            lose = self.kill_worker if how == "dies" else self.remove_worker
             lose(self.workers.index(execution.worker))
             self.look()
             self.sweep(-1)

@@ -42,8 +42,8 @@ class Servers:
             await execution._saver.fence()
         await _end(*supervisor._tasks, *supervisor._claims, *supervisor._after)
         for execution in executions:
-            execution.token.work.cancel_tasks()
-            execution.token.work.kill_processes()
+            execution.token.activity.cancel_tasks()
+            execution.token.activity.kill_processes()
         await supervisor.hub.close()
         await supervisor.checkpoints.close()
         await supervisor.bus.close()

@@ -20,7 +20,7 @@ from procrastinate.contrib.django.django_connector import DjangoConnector
 from psycopg import sql
 
 from runs import operations
-from runs.foundation.database import AWAY, in_thread
+from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.lifecycle import jobs, liveness
 from runs.memory.checkpoints import postgres as checkpoints
 from runs.models import DailyTotal, Run, Session, Worker
@@ -281,7 +281,7 @@ async def test_a_queue_that_loses_its_connection_says_it_as_the_database_does(se
             server.end_sessions()
             jobs.defer(uuid4())
 
-    with pytest.raises(AWAY):
+    with pytest.raises(DATABASE_UNAVAILABLE):
         await in_thread(defer)
 
 

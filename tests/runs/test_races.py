@@ -14,8 +14,8 @@ from runs.foundation.database import in_thread
 from runs.models import Cancellation, RunEvent
 from runs.recovery import sweep
 from runs.states import TERMINAL_EVENT
+from tests.chance import TRIES, timing
 from tests.fakes import Disconnect, Round, call, numbered, say
-from tests.races import TRIES, timing
 from tests.runs.servers import lose_process
 from tests.runs.stage import open_stage
 from tests.runs.waiting import log_of, terminal

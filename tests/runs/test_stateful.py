@@ -4,18 +4,22 @@
 are tried, ``STATEFUL_STEPS`` (40) how long each is, and ``STATEFUL_SEED`` repeats one that was printed;
 "random" takes a new one.
 
-Then the guards of the engine are taken out on purpose, one at a time (``guards``), and the machine has to
-notice each. A few of them are tried by default; ``STATEFUL_MUTATIONS=all`` tries all, which takes a while.
+Then the guards of the engine are broken on purpose, one at a time (``guards``), and the machine has to notice
+each. The first of each invariant is tried by default; ``STATEFUL_GUARDS=all`` tries all, which takes a while.
+
+``python -m tests.runs.search`` looks for more with both.
 """
 
 import os
 import random
 
 import pytest
+from django.db import IntegrityError
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conftest import ON_SERVICES
+from tests.runs.guards import BREAKS, GUARDS, break_guard, machine_for
 from tests.runs.lives import Lives
 from tests.runs.memory.writes import Writes
 
@@ -59,3 +63,23 @@ def test_whatever_happens_to_runs_every_invariant_holds():
 def test_whatever_happens_to_executions_their_checkpoints_are_whole_and_fenced():
     print(f"STATEFUL_SEED={SEED}")
     live(Writes, EXAMPLES, SEED)
+
+
+FIRST = [next(iter(breaks)) for breaks in GUARDS.values()]
+
+
+@pytest.mark.sqlite("asks whether the machine would notice, which is the same on any database")
+@pytest.mark.django_db
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", BREAKS if os.environ.get("STATEFUL_GUARDS") == "all" else FIRST)
+def test_the_machine_notices_that(name, monkeypatch):
+    break_guard(monkeypatch, name)
+    machine = machine_for(name)
+    before = machine.lives
+
+    with pytest.raises((AssertionError, IntegrityError)) as found:
+        live_again_and_again(machine)
+
+    # The last of its lives is the repetition of the one in which it was found.
+    told = str(found.value).splitlines()[:1] or [""]
+    print(f"{name} | {told[0]} | {machine.lives - before - 1}")

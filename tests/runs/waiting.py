@@ -41,6 +41,12 @@ async def event(run_id, type, seconds=10.0):
     return await until(found.first, seconds, f"{type} of run {run_id}")
 
 
+async def at_rest(supervisor):
+    """Wait until no execution is at work and all that follows one is done. A row is ended a little before."""
+    await asyncio.gather(*supervisor._tasks)
+    await asyncio.gather(*supervisor._after)
+
+
 async def log_of(run_id):
     """All events of a run."""
     return await in_thread(lambda: list(RunEvent.objects.filter(run=run_id).order_by("seq")))

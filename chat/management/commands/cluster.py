@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 from chat.cluster.cluster import HOST, Cluster
 from chat.cluster.services import CannotStart
 from chat.server import listener
-from chat.server.sole_server import AlreadyRuns, sole
+from chat.server.lock_file import AlreadyRunning, exclusive
 
 
 class Command(BaseCommand):
@@ -22,9 +22,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            with sole(settings.DATA_DIR / "cluster.lock"), listener.bind(HOST, settings.PORT) as port:
+            with exclusive(settings.DATA_DIR / "cluster.lock"), listener.bind(HOST, settings.PORT) as port:
                 asyncio.run(Cluster(settings.DATA_DIR, self.introduce).run(port))
-        except AlreadyRuns as error:
+        except AlreadyRunning as error:
             raise CommandError(
                 f"Process {error.process} already runs a cluster on {settings.DATA_DIR}. "
                 "Stop it, or set another DATA_DIR."

@@ -10,12 +10,10 @@ from django.contrib.auth.models import AbstractBaseUser
 
 from runs import operators
 from runs.admin.formatting import short
-from runs.admin.lists.attention import is_undecided
 from runs.errors import EngineError
 from runs.lifecycle import liveness, predicates
 from runs.models import Run, ToolCall
 from runs.operators import Done
-from runs.recovery import sweep
 from runs.states import ACTIVE, TERMINAL, Effect, RunStatus
 
 # Runs that one command may be given to at once.
@@ -35,7 +33,7 @@ class Seen:
 
     @property
     def is_undecided(self) -> bool:
-        return is_undecided(self.run)
+        return self.run.is_undecided
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def look(runs: Iterable[Run]) -> list[Seen]:
     """The facts of these runs, which were read with session and worker."""
     runs = list(runs)
     ids = [run.id for run in runs]
-    overdue = set(sweep.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
+    overdue = set(predicates.overdue_cancellations().filter(run__in=ids).values_list("run", flat=True))
     uncertain: dict[UUID, list[str]] = {}
     unknown = ToolCall.objects.filter(run__in=ids, effect=Effect.UNKNOWN)
     for run_id, name in unknown.values_list("run", "name"):
@@ -145,7 +143,7 @@ def _foresee_reconcile(seen: Seen) -> str:
     if seen.run.status == RunStatus.WAITING and seen.run.answers is None:
         return "Nothing changes: it waits for its user's answer."
     if seen.ahead is not None:
-        undecided = is_undecided(seen.ahead)
+        undecided = seen.ahead.is_undecided
         what = "about which nobody has decided" if undecided else f"which is {seen.ahead.status}"
         return f"Nothing changes: it waits behind the run {short(seen.ahead.id)}, {what}."
     if not seen.has_taker:
@@ -198,7 +196,7 @@ COMMANDS = {
             "Reconcile",
             "The run is looked at and brought into order; the run of a living worker is left alone.",
             _foresee_reconcile,
-            lambda run: _is_active(run) or is_undecided(run),
+            lambda run: _is_active(run) or run.is_undecided,
             operators.reconcile,
         ),
         Command(
@@ -206,7 +204,7 @@ COMMANDS = {
             "Resume",
             "A new run goes on where an interrupted one was lost.",
             _foresee_resume,
-            is_undecided,
+            lambda run: run.is_undecided,
             operators.resume,
         ),
         Command(
@@ -214,7 +212,7 @@ COMMANDS = {
             "Dismiss",
             "An interrupted run is closed: nobody goes on from it.",
             _foresee_dismiss,
-            is_undecided,
+            lambda run: run.is_undecided,
             operators.dismiss,
         ),
     )

@@ -118,13 +118,13 @@ def _checks(user: Any) -> Iterator[Check]:
         )
         yield _counted(
             "Overdue cancels",
-            predicates.overdue_cancels(),
+            predicates.runs_with_overdue_cancel(),
             "These runs were to be cancelled and run on. Force-cancel ends them without their worker.",
             _list_of(Run, attention="cancel_overdue"),
         )
         yield _counted(
             "Turns nobody takes",
-            predicates.untaken_runs(),
+            predicates.unclaimed_runs(),
             f"Nothing is ahead of them, and no worker takes them. {_what_takers_there_are()}",
             _list_of(Run, attention="untaken"),
         )

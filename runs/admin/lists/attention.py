@@ -22,12 +22,12 @@ def stuck() -> Q:
 
 def overdue() -> Q:
     """Running although its cancel should have ended it."""
-    return Q(id__in=predicates.overdue_cancels().values("id"))
+    return Q(id__in=predicates.runs_with_overdue_cancel().values("id"))
 
 
 def untaken() -> Q:
     """Queued or answered, and not taken by any worker."""
-    return Q(id__in=predicates.untaken_runs().values("id"))
+    return Q(id__in=predicates.unclaimed_runs().values("id"))
 
 
 def undecided() -> Q:
@@ -43,9 +43,9 @@ def unattended() -> Q:
 
 def needed() -> Q:
     """Stuck, with an overdue cancel, or not taken by any worker."""
-    running = predicates.stuck_runs() | predicates.overdue_cancels()
+    running = predicates.stuck_runs() | predicates.runs_with_overdue_cancel()
     running = running.filter(status=RunStatus.RUNNING)
-    return Q(id__in=running.values("id").union(predicates.untaken_runs().values("id")))
+    return Q(id__in=running.values("id").union(predicates.unclaimed_runs().values("id")))
 
 
 def in_long_queue() -> Q:
@@ -63,9 +63,9 @@ def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
     """The signs of each run, in words. The runs were read with their workers."""
     running = [run for run in runs if run.status == RunStatus.RUNNING]
     queued = [run for run in runs if run.status in (RunStatus.QUEUED, RunStatus.WAITING)]
-    untaken_ids = _ids_among(predicates.untaken_runs(), queued)
+    unclaimed_ids = _ids_among(predicates.unclaimed_runs(), queued)
     overdue_ids = _ids_among(
-        predicates.overdue_cancels(), [run for run in running if run.cancel_requested_at]
+        predicates.runs_with_overdue_cancel(), [run for run in running if run.cancel_requested_at]
     )
     states = {run.worker: state_of(run.worker) for run in running if run.worker}
     found: dict[UUID, list[str]] = {run.id: [] for run in runs}
@@ -77,16 +77,11 @@ def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
         if run.worker is None or states[run.worker] in ("gone", "silent"):
             found[run.id].append("worker lost")
     for run in runs:
-        if run.id in untaken_ids:
+        if run.id in unclaimed_ids:
             found[run.id].append("not taken")
-        elif is_undecided(run):
+        elif run.is_undecided:
             found[run.id].append("undecided")
     return found
-
-
-def is_undecided(run: Run) -> bool:
-    """What ``predicates.UNDECIDED`` says, of a run that was read."""
-    return run.status == RunStatus.INTERRUPTED and run.resolution is None
 
 
 def _ids_among(condition: QuerySet[Run], runs: Sequence[Run]) -> set[UUID]:

@@ -12,8 +12,7 @@ from runs import agents
 from runs.admin.base import is_uuid
 from runs.admin.lists import attention, paging
 from runs.admin.lists.filter_kinds import Choice, Condition, Text, WithoutIndex, before, same, within
-from runs.lifecycle import predicates
-from runs.models import Run, Session, Worker
+from runs.models import UNDECIDED, Run, Session, Worker
 from runs.states import ACTIVE, CancelOutcome, CancelSource, Resolution, RunStatus, SessionStatus
 
 TOKENS = (
@@ -170,7 +169,7 @@ class Decision(WithoutIndex, Choice):
     title = "decision"
     parameter_name = "decision"
     conditions = {
-        "none": ("interrupted, undecided", lambda _: predicates.UNDECIDED),
+        "none": ("interrupted, undecided", lambda _: UNDECIDED),
         **{str(one): (str(one), same(resolution=one)) for one in Resolution},
     }
 
@@ -216,7 +215,7 @@ class SessionState(Choice):
         str(SessionStatus.QUEUED): ("with a queue", _with_run(Q(status=RunStatus.QUEUED))),
         str(SessionStatus.INTERRUPTED): (
             "interrupted",
-            _with_run(predicates.UNDECIDED),
+            _with_run(UNDECIDED),
         ),
     }
 

@@ -34,7 +34,6 @@ from runs.admin.lists import attention
 from runs.admin.pages import timeline
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
-from runs.reading import inspection
 from runs.states import ACTIVE, Effect, Resolution, RunStatus
 from runs.wire import statistics
 
@@ -90,6 +89,8 @@ def live(request: HttpRequest, run: Run) -> dict[str, Any]:
 
 def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
     """The messages in the checkpoint of the run's session."""
+    from runs.reading import inspection
+
     reads = operators.may_read(actor_of(request), run.session.owner_id)
     try:
         found = async_to_sync(inspection.inspect)(run.session)

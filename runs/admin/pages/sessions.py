@@ -31,7 +31,7 @@ from runs.admin.lists import filter_kinds, filters, search
 from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
-from runs.wire import representations, statistics
+from runs.wire import contract, representations, statistics
 
 _RUNS = 25
 _MESSAGES = 50
@@ -179,7 +179,7 @@ def _line(run: Run) -> dict[str, Any]:
     }
 
 
-def _numbers(numbers: dict[str, Any]) -> list[tuple[str, str]]:
+def _numbers(numbers: contract.SessionStatistics) -> list[tuple[str, str]]:
     estimated = numbers["tokens_estimated"]
     return [
         ("Runs", number(numbers["runs"])),

@@ -8,8 +8,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from runs.foundation import database
-from runs.foundation.departure import FAILED, Departure
 from runs.foundation.host import this_process
+from runs.foundation.shutdown import FAILED, Shutdown
 from runs.lifecycle import dispatch
 from runs.worker.supervisor import Supervisor
 
@@ -34,19 +34,19 @@ class Command(BaseCommand):
 
     async def work(self) -> bool:
         """Work until told to leave, or until the engine breaks; whether it was the latter."""
-        departure = Departure(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT)
-        departure.heed_signals()
+        shutdown = Shutdown(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT)
+        shutdown.handle_signals()
         try:
             supervisor = await Supervisor.start()
             self.stdout.write(f"Worker: {this_process()}")
             self.stdout.flush()
-            is_broken = await departure.reason(supervisor.broken)
+            is_broken = await shutdown.wait(supervisor.broken)
             if is_broken:
-                departure.exit_code = FAILED
+                shutdown.exit_code = FAILED
         except BaseException:
-            departure.exit_code = FAILED
+            shutdown.exit_code = FAILED
             raise
         finally:
-            departure.set_deadline()  # what is stuck may also hold up the end of the interpreter
-        await supervisor.leave(departure.seconds_left)
+            shutdown.start_deadline()  # what is stuck may also hold up the end of the interpreter
+        await supervisor.leave(shutdown.seconds_left)
         return is_broken

@@ -8,6 +8,7 @@ other runs.
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from django.conf import settings
@@ -15,25 +16,29 @@ from django.db import connection
 
 from runs import process
 from runs.memory.checkpoints.fence import run_shielded
-from runs.memory.checkpoints.postgres import PostgresStorage, create_tables
-from runs.memory.checkpoints.saver import FencedSaver, ReadingSaver
-from runs.memory.checkpoints.sqlite import SqliteStorage
-from runs.memory.checkpoints.storage import Claim, Storage
 
-__all__ = ["Checkpoints", "FencedSaver", "ReadingSaver", "create_tables", "process_checkpoints"]
+if TYPE_CHECKING:
+    from runs.memory.checkpoints.saver import FencedSaver, ReadingSaver
+    from runs.memory.checkpoints.storage import Storage
+
+__all__ = ["Checkpoints", "process_checkpoints"]
 
 
 class Checkpoints:
     """The checkpoints of this process, one object per event loop. A session's id is its thread id."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: "Storage") -> None:
         self._storage = storage
 
     @classmethod
     async def open(cls) -> "Checkpoints":
         """Open what the settings name: the default database if it is PostgreSQL, else CHECKPOINT_PATH."""
         if connection.vendor == "postgresql":
+            from runs.memory.checkpoints.postgres import PostgresStorage
+
             return cls(await PostgresStorage.open())
+        from runs.memory.checkpoints.sqlite import SqliteStorage
+
         return cls(await SqliteStorage.open(settings.CHECKPOINT_PATH))
 
     async def close(self) -> None:
@@ -41,12 +46,16 @@ class Checkpoints:
         await self._storage.fence.close()
         await self._storage.close()
 
-    def fenced(self, run_id: UUID, claim: int) -> FencedSaver:
+    def fenced(self, run_id: UUID, claim: int) -> "FencedSaver":
         """A saver for the execution that holds the run ``run_id`` under the number ``claim``."""
+        from runs.memory.checkpoints.storage import Claim
+
         return self._storage.fenced_class(self._storage, Claim(run_id, claim))
 
-    def reader(self) -> ReadingSaver:
+    def reader(self) -> "ReadingSaver":
         """A saver that only reads."""
+        from runs.memory.checkpoints.saver import ReadingSaver
+
         return ReadingSaver(self._storage)
 
     async def delete(self, thread_ids: Iterable[UUID]) -> None:

@@ -123,11 +123,10 @@ class PostgresStorage(Storage):
         await self._pool.close()
 
 
-def create_tables(using: str = DEFAULT_DB_ALIAS, **_signal: Any) -> None:
-    """Make LangGraph's tables, or bring them up to date; a receiver of post_migrate. Nothing on SQLite."""
-    if connections[using].vendor == "postgresql":
-        with psycopg.connect(**_parameters(using), autocommit=True, row_factory=dict_row) as connection:
-            PostgresSaver(connection).setup()
+def create_tables(using: str = DEFAULT_DB_ALIAS) -> None:
+    """Make LangGraph's tables, or bring them up to date."""
+    with psycopg.connect(**_parameters(using), autocommit=True, row_factory=dict_row) as connection:
+        PostgresSaver(connection).setup()
 
 
 def _parameters(using: str) -> dict[str, Any]:

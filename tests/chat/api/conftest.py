@@ -3,6 +3,14 @@ import pytest
 from tests.chat.api.programs import Program, open_session
 from tests.fakes import Hold, Marks, Round, ScriptedModel, plain_graph, text, tools
 
+SCHEMATHESIS = "schemathesis.pytest.plugin"
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Schemathesis collects what its ``parametrize`` makes; it takes seconds to load."""
+    if module_path.name == "test_schema.py" and not parent.config.pluginmanager.has_plugin(SCHEMATHESIS):
+        parent.config.pluginmanager.import_plugin(SCHEMATHESIS)
+
 
 @pytest.fixture
 def as_alice(transactional_db, alice):

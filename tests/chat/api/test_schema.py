@@ -19,8 +19,8 @@ from schemathesis.core.parameters import ParameterLocation
 from schemathesis.specs.openapi import checks as conformance
 
 from chat.access.throttles import Throttled
-from chat.api import shapes
-from chat.api.schema import description
+from chat.api.errors import CODES
+from chat.api.schema import components, document
 from chat.api.urls import urlpatterns
 from runs import errors
 from runs.errors import EngineError
@@ -36,12 +36,12 @@ from tests.fakes import call as tool_call
 JSON = {"Accept": "application/json"}
 
 
-def closed(document: dict[str, Any]) -> dict[str, Any]:
-    """The description with answers that may hold nothing which it does not name."""
-    document = copy.deepcopy(document)
-    for name in shapes.components():
-        _close(document["components"]["schemas"][name])
-    return document
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema, with answers that may hold nothing which it does not name."""
+    schema = copy.deepcopy(schema)
+    for name in components():
+        _close(schema["components"]["schemas"][name])
+    return schema
 
 
 def _close(shape: Any) -> None:
@@ -55,7 +55,7 @@ def _close(shape: Any) -> None:
             _close(part)
 
 
-CLOSED = closed(description())
+CLOSED = closed(document())
 api = schemathesis.openapi.from_dict(CLOSED)
 api.config.generation.update(
     allow_extra_parameters=False,  # what nobody knows is ignored, by design
@@ -114,10 +114,10 @@ def test_generated_calls_are_answered_as_described(case, olivia, transactional_d
 def test_the_description_is_served_and_valid(as_charlie):
     response = as_charlie.get("schema/", Accept="text/html")
     assert response["Content-Type"] == "application/vnd.oai.openapi+json"
-    document = response.json()
-    assert document == description()
-    validate_schema(document)
-    assert document["openapi"].startswith("3.1")
+    served = response.json()
+    assert served == document()
+    validate_schema(served)
+    assert served["openapi"].startswith("3.1")
 
 
 def test_it_is_made_without_a_warning():
@@ -136,14 +136,12 @@ def test_every_address_and_method_is_described_and_no_other():
         for method in ("get", "post", "put", "patch", "delete")
         if hasattr(view, method)
     }
-    assert {(path, method) for path, item in description()["paths"].items() for method in item} == expected
+    assert {(path, method) for path, item in document()["paths"].items() for method in item} == expected
 
 
 def test_operations_have_names_that_stay():
     """Clients are generated from these; to change one breaks them."""
-    names = [
-        operation["operationId"] for item in description()["paths"].values() for operation in item.values()
-    ]
+    names = [operation["operationId"] for item in document()["paths"].values() for operation in item.values()]
     assert sorted(names) == [
         "answer_run", "cancel_run", "cancel_session", "create_session", "delete_session", "dismiss_run",
         "force_cancel_run", "get_events", "get_history", "get_run", "get_session", "list_agents", "list_runs",
@@ -153,12 +151,12 @@ def test_operations_have_names_that_stay():
 
 
 def test_each_operation_says_what_it_does_and_how_one_logs_in():
-    for path, item in description()["paths"].items():
+    for path, item in document()["paths"].items():
         for method, operation in item.items():
             assert operation["summary"], (method, path)
             assert operation["security"] == [{"bearer": []}, {"cookie": []}], (method, path)
             assert "401" in operation["responses"], (method, path)
-    assert description()["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    assert document()["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
 
 
 def test_every_error_code_of_the_engine_is_described():
@@ -167,11 +165,11 @@ def test_every_error_code_of_the_engine_is_described():
         for error in vars(errors).values()
         if isinstance(error, type) and issubclass(error, EngineError)
     }
-    assert (raised | {Throttled.code}) - {EngineError.code} <= set(shapes.ERROR_CODES)
+    assert (raised | {Throttled.code}) - {EngineError.code} <= set(CODES)
 
 
 def test_every_event_type_is_described_and_told_by_its_type():
-    schemas = description()["components"]["schemas"]
+    schemas = document()["components"]["schemas"]
     mapping = schemas["Event"]["discriminator"]["mapping"]
     assert set(mapping) == set(EventType.values)
     for type, reference in mapping.items():

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from django.db import OperationalError
 
-from chat.access import disconnects, open_connections, tokens
+from chat.access import open_connections, run_connections, tokens
 from chat.access.logins import Login
 from chat.api import streams
 from runs import operations, process
@@ -124,7 +124,7 @@ class TestReading:
         assert seen == list(range(1, len(seen) + 1))
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, session, monkeypatch):
-        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(run_connections, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         _, http = await stream(alice, f"runs/{run}/events/")
@@ -160,13 +160,13 @@ class TestLeaving:
     async def test_a_client_may_go_while_it_is_told_that_nothing_happens(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(run_connections, "KEEP_ALIVE", 0.05)
         run = await start(alice, session)
         await held.reached()
         login = Login(alice)
         body = aiter(
             streams.RunStream(
-                login, open_connections.enter(open_connections.Kind.STREAM, login), run, after=0
+                login, open_connections.register(open_connections.Kind.STREAM, login), run, after=0
             )
         )
         while await anext(body) != ": keep-alive\n\n":
@@ -252,12 +252,12 @@ class TestLeaving:
 
         headers = {"accept": "text/event-stream", **await bearer(alice)}
         body = {"input": "hello", "on_disconnect": "cancel"}
-        monkeypatch.setattr(disconnects, "in_thread", slowly)
+        monkeypatch.setattr(run_connections, "in_thread", slowly)
         http = Http("POST", f"/api/sessions/{session}/runs/", body, headers)
         await http.send_input({"type": "http.request", "body": http._content})
         await asyncio.wait_for(admitted.wait(), 20)
         await http.disconnect()
-        monkeypatch.setattr(disconnects, "in_thread", in_thread)
+        monkeypatch.setattr(run_connections, "in_thread", in_thread)
         go_on.set()
         await ended((await Run.objects.aget()).id, "cancelled")
         await eventually(all_let_go)
@@ -315,7 +315,7 @@ class TestLeaving:
         )
         run = (await http.event())["run"]
         await held.reached()
-        open_connections.leave()
+        open_connections.end_all()
         assert "run.cancelled" not in [event["type"] for event in await http.events()]
         held.open()
         await ended(run, "completed")

@@ -9,11 +9,11 @@ from runs import operations
 from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, RunEvent, Session
 from runs.states import TERMINAL_EVENT, RunStatus
+from tests.chance import TRIES, timing
 from tests.chat.api.programs import UNKNOWN, a_run, error_of, message_of, open_session
 from tests.chat.live import Http, bearer, call, eventually
 from tests.fakes import call as tool_call
 from tests.fakes import say
-from tests.races import TRIES, timing
 
 RUN = {
     "id", "session", "position", "status", "resolution", "on_disconnect", "resumes", "retries", "error",

@@ -9,6 +9,7 @@ from runs import operations, process
 from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, Session
 from runs.states import RunStatus
+from tests.chance import TRIES, timing
 from tests.chat.live import eventually
 from tests.chat.openai.completions import (
     body,
@@ -23,7 +24,6 @@ from tests.chat.openai.completions import (
 from tests.fakes import Failure, Round, say, text
 from tests.fakes import call as tool_call
 from tests.provider import Usage, spelled
-from tests.races import TRIES, timing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -226,9 +226,9 @@ class TestStream:
         assert "[DONE]" not in chunks
 
     async def test_an_idle_stream_is_kept_alive(self, engine, model, held, alice, monkeypatch):
-        from chat.access import disconnects
+        from chat.access import run_connections
 
-        monkeypatch.setattr(disconnects, "KEEP_ALIVE", 0.05)
+        monkeypatch.setattr(run_connections, "KEEP_ALIVE", 0.05)
         _, http = await stream(alice)
         await held.reached()
         while "" not in (block := await http.block()):
@@ -238,7 +238,7 @@ class TestStream:
     async def test_a_server_that_leaves_says_so_and_cancels_nothing(self, engine, model, held, alice):
         _, http = await stream(alice)
         await held.reached()
-        open_connections.leave()
+        open_connections.end_all()
         chunks = await data_of(http)
         assert chunks[-1]["error"]["code"] == "unavailable"
         held.open()

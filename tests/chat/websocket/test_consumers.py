@@ -13,7 +13,7 @@ from django.contrib.sessions.backends.db import SessionStore
 from django.db import OperationalError
 
 from chat.access import logins, open_connections, tokens
-from chat.websocket import frames, routing, sockets
+from chat.websocket import base_consumer, frames, routing
 from runs import operations, process
 from runs.foundation.database import in_thread
 from runs.live import follow
@@ -169,7 +169,7 @@ class TestHandshake:
         ours = {**HOST, "origin": "http://chat.example", **await in_thread(cookie_of, alice)}
         headers = await bearer(alice) if by == "token" else ours
         monkeypatch.setattr(logins, {"cookie": "by_session", "token": "by_token"}[by], away)
-        assert await self.put_off(f"/ws/sessions/{session}/", headers)
+        assert await self.answer_unavailable(f"/ws/sessions/{session}/", headers)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
     async def test_a_database_that_says_nothing_holds_up_no_handshake(
@@ -180,11 +180,11 @@ class TestHandshake:
         monkeypatch.setattr(routing, "LOGIN_WITHIN", 0.05)
         monkeypatch.setattr(logins, "by_token", lambda token: may_answer.wait(PATIENT))
         try:
-            assert await self.put_off(f"/ws/sessions/{session}/", headers)
+            assert await self.answer_unavailable(f"/ws/sessions/{session}/", headers)
         finally:
             may_answer.set()
 
-    async def put_off(self, path, headers):
+    async def answer_unavailable(self, path, headers):
         """Whether it is answered as REST would, with a 503 and a sentence."""
         client = Socket(path, headers)
         await client.send_input({"type": "websocket.connect"})
@@ -247,7 +247,7 @@ class TestFrames:
 
     async def test_a_frame_over_the_limit_closes_with_1009(self, engine, alice, session):
         async with socket(alice, session) as client:
-            await client.send_to("x" * (sockets.FRAME_LIMIT + 1))
+            await client.send_to("x" * (base_consumer.FRAME_LIMIT + 1))
             assert await client.closed() == 1009
 
     @pytest.mark.parametrize(
@@ -296,16 +296,16 @@ class TestFrames:
             await eventually(is_answered)
 
     async def test_a_flood_that_goes_on_is_closed(self, engine, alice, session, monkeypatch):
-        monkeypatch.setattr(sockets.Flow, "patience", 100)
-        monkeypatch.setattr(sockets.Flow, "per_second", 0.0)  # however slowly this machine reads
+        monkeypatch.setattr(base_consumer.Flow, "patience", 100)
+        monkeypatch.setattr(base_consumer.Flow, "per_second", 0.0)  # however slowly this machine reads
         async with socket(alice, session) as client:
             for _ in range(400):
                 await client.say("ping")
             assert await client.closed() == 4429
 
     def test_a_large_frame_costs_more_than_a_small_one(self, monkeypatch):
-        monkeypatch.setattr("chat.websocket.sockets.monotonic", lambda: 0.0)
-        small, large = sockets.Flow(), sockets.Flow()
+        monkeypatch.setattr("chat.websocket.base_consumer.monotonic", lambda: 0.0)
+        small, large = base_consumer.Flow(), base_consumer.Flow()
         assert sum(small.admits("x") for _ in range(300)) > 5 * sum(
             large.admits("x" * 500_000) for _ in range(300)
         )
@@ -626,7 +626,7 @@ class TestEnds:
 
     async def test_the_server_that_leaves_closes_with_1012(self, engine, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:
-            open_connections.leave()
+            open_connections.end_all()
             assert await client.closed() == 1012
             assert await overview.closed() == 1012
 

@@ -36,15 +36,15 @@ def test_instances_are_those_of_the_orm(sessions):
     assert Session.objects.get(id=found.id).title == "changed"
 
 
-def test_a_run_remembers_what_its_row_held(sessions):
-    session = sessions[0]
-    run = Run.objects.create(session=session, line=1, message_id="m", input="hi")
+def test_a_run_is_written_if_its_row_is_as_expected(sessions):
+    run = Run.objects.create(session=sessions[0], line=1, message_id="m", input="hi")
     [found] = Statement(lambda key: Run.objects.filter(id=key))(run.id)
     found.input = "changed"
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
-        found.save_changes()
+    for expected in ({"status": "running"}, {"status": "queued", "claim": 1}, {"input": None}):
+        assert not found.write(**expected)
+    assert Run.objects.get(id=run.id).input == "hi"
+    with CaptureQueriesContext(connection) as queries:
+        assert found.write(status="queued", claim=0, answers=None)
     assert len(queries) == 1
     assert Run.objects.get(id=run.id).input == "changed"
 

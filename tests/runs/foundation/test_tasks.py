@@ -17,8 +17,10 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(tasks, "_PAUSE", 0.01)
 
 
-async def deaf_to(cancels):
+async def deaf_to(cancels, begun=None):
     """Goes on for so many cancels."""
+    if begun is not None:
+        begun.set()
     while True:
         try:
             await asyncio.Event().wait()
@@ -50,12 +52,14 @@ async def test_nothing_is_ended_at_once():
 
 
 async def test_a_worker_that_cannot_begin_does_not_hang_in_its_queue(transactional_db, monkeypatch):
+    begun = asyncio.Event()
+
     async def recover(*of, **how):
-        await asyncio.sleep(0.05)
+        await begun.wait()
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(dispatch, "is_shared", lambda: True)
-    monkeypatch.setattr(jobs, "take_forever", lambda *of: deaf_to(1))
+    monkeypatch.setattr(jobs, "take_forever", lambda *of: deaf_to(1, begun))
     monkeypatch.setattr(sweep, "recover", recover)
 
     with pytest.raises(OperationalError):

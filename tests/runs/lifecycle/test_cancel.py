@@ -254,7 +254,7 @@ async def test_a_tool_that_ends_while_its_run_is_being_ended_is_no_straggler(
     await ending.wait()
 
     release.set()
-    while execution.token.work.stragglers():
+    while execution.token.activity.stragglers():
         time.sleep(0.01)  # noqa: ASYNC251 (the loop hears of the result when the thread is gone)
     go_on.set()
 

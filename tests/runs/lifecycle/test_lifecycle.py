@@ -26,23 +26,6 @@ from runs.states import CancelOutcome, Effect, ErrorCode, InterruptReason, RunSt
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def session(alice):
-    return Session.objects.create(owner=alice, agent="assistant")
-
-
-@pytest.fixture
-def worker(db):
-    from runs.lifecycle import liveness
-
-    host, boot = liveness.this_host()
-    import os
-
-    pid = os.getpid()
-    started = liveness.process_started(pid)
-    return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
-
-
 # What closes a turn that ended without an answer and without its execution.
 NOTE = ("message.started", "message.completed")
 
@@ -364,7 +347,7 @@ def test_the_queue_waits_behind_an_interrupted_run_until_somebody_decides(alice,
     assert queue.claim(session.id, worker.id).id == behind.id
 
 
-def test_resume_goes_to_the_head_of_the_line(alice, session, worker):
+def test_resume_goes_to_the_head_of_the_queue(alice, session, worker):
     run = admission.admit(session.id, alice, turn())
     queue.claim(session.id, worker.id)
     admission.admit(session.id, alice, turn("behind", multitask="enqueue"))
@@ -434,8 +417,10 @@ def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice,
             *(("tool.started", started | {"tool_call": call["id"]}) for call in asked),
             ("tool.completed", {"tool_call": told, "result": "paid", "duration_ms": 1}),
         ]
-        events.record(locked, log)
-        locked.save_changes()
+        now = timezone.now()
+        events.count(locked, log, now)
+        locked.write()
+        events.record(locked, log, now)
 
     cancelling.force_cancel(run.id, source="user", reason="", requested_by=alice)
 
@@ -483,7 +468,7 @@ def test_a_first_turn_gives_the_title_and_the_users_own_title_stays(alice, sessi
 
 
 @pytest.mark.sqlite("reads how SQLite would go about it")
-@pytest.mark.parametrize("asked", [statements.open_runs, statements.order_of_open_runs])
+@pytest.mark.parametrize("asked", [statements.open_runs, statements.claimable_runs])
 def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session, asked):
     with CaptureQueriesContext(connection) as queries:
         asked(session.id)
@@ -491,4 +476,7 @@ def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session,
     with connection.cursor() as cursor:
         cursor.execute(f"EXPLAIN QUERY PLAN {query['sql']}")
         plan = [row[3] for row in cursor.fetchall()]
-    assert plan == ["SEARCH runs_run USING INDEX run_queue (session_id=? AND status=?)"]
+    looked_at = [step for step in plan if step.startswith(("SEARCH", "SCAN"))]
+    assert looked_at
+    for step in looked_at:
+        assert step.endswith("USING INDEX run_queue (session_id=? AND status=?)"), plan

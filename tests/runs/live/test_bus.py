@@ -15,6 +15,7 @@ class Shared:
 
     def __init__(self):
         self.away = False
+        self.joined = asyncio.Event()  # a group
         self._layer = InMemoryChannelLayer()
 
     def __getattr__(self, name):
@@ -23,7 +24,10 @@ class Shared:
         async def call(*args):
             if self.away:
                 raise ConnectionError("the server is away")
-            return await method(*args)
+            result = await method(*args)
+            if name == "group_add":
+                self.joined.set()
+            return result
 
         return call if asyncio.iscoroutinefunction(method) else method
 
@@ -110,9 +114,9 @@ async def test_a_process_that_starts_without_its_layer_hears_when_it_is_back(sha
         await there.echo()
     shared.away = False
     async with asyncio.timeout(LIMIT):
-        while not heard.is_set():
-            here.publish("session.1", {})
-            await asyncio.sleep(0.05)
+        await shared.joined.wait()
+        here.publish("session.1", {})
+        await heard.wait()
         await there.echo()
     await here.close()
     await there.close()

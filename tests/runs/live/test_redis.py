@@ -36,7 +36,7 @@ async def stage(own_redis, engine, alice, serve, tmp_path):
 
 async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_back(stage, own_redis):
     stage.script.add(Round(numbered(20), Hold("middle"), numbered(20, delay=0.02)), say("second"))
-    seen, ended, begun = [], 0, asyncio.Event()
+    seen, ended, begun, one_ended = [], 0, asyncio.Event(), asyncio.Event()
 
     async def follow():
         nonlocal ended
@@ -46,6 +46,8 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
                 if isinstance(item, Event):
                     seen.append((item.run, item.seq))
                     ended += item.terminal
+                    if ended:
+                        one_ended.set()
                     if ended == 2:
                         return
 
@@ -59,8 +61,7 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
         stage.script.gate("middle").open()
         assert (await terminal(first)).status == "completed"
         async with asyncio.timeout(5 * PATIENCE):
-            while not ended:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await one_ended.wait()
 
         await asyncio.to_thread(own_redis.start)
         async with asyncio.timeout(10 * PATIENCE):

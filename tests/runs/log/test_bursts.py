@@ -13,7 +13,7 @@ from runs.foundation.database import in_thread
 from runs.lifecycle import titles
 from runs.live.follow import SessionChanged
 from runs.states import TitleSource
-from runs.worker.execution import StopReason
+from runs.worker.ending import StopReason
 from tests.fakes import Hold, Round, call, numbered, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import event, status, terminal

@@ -1,6 +1,5 @@
 """The event writer: batches of many runs in few statements, and what is counted without an event."""
 
-import asyncio
 import threading
 from collections import Counter
 
@@ -16,7 +15,7 @@ from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
-from tests.runs.waiting import PATIENCE, log_of, terminal, until
+from tests.runs.waiting import at_rest, log_of, terminal, until
 
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 
@@ -50,7 +49,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
-        assert writer._commit(parts, False) == [writer.Written.COMMITTED] * 12
+        assert writer._commit(parts, False) == [writer.Outcome.COMMITTED] * 12
     for n, log in enumerate(logs):
         run = Run.objects.get(id=log.run_id)
         assert run.last_seq == before[run.id] + 1 + n % 3
@@ -75,9 +74,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
 async def test_a_call_that_says_nothing_is_counted_soon(engine, alice, serve, tmp_path):
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
         run_id = await stage.start()
-        async with asyncio.timeout(10 * PATIENCE):
-            while (await stage.run(run_id)).llm_calls == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await until(Run.objects.filter(id=run_id, llm_calls=1).exists, what="the count of the call")
         await stage.cancelled(run_id)
 
 
@@ -120,5 +117,6 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
         assert ended.error_code == (None if is_cancelled else "internal")
         log = await log_of(run_id)
         assert [event.seq for event in log] == list(range(1, ended.last_seq + 1))
+        await at_rest(engine)
         assert not engine.executions
         await stage.assert_next_completes()

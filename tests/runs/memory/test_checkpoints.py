@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -33,8 +32,8 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 from runs.errors import Fenced
-from runs.memory.checkpoints import Checkpoints, create_tables
-from runs.memory.checkpoints.postgres import PostgresStorage
+from runs.memory.checkpoints import Checkpoints
+from runs.memory.checkpoints.postgres import PostgresStorage, create_tables
 from runs.memory.checkpoints.sqlite import SqliteStorage
 from runs.memory.checkpoints.storage import Storage
 from runs.models import Run, Session, Worker
@@ -397,7 +396,7 @@ async def test_a_write_does_not_count_as_work_of_the_run(store):
     task = asyncio.create_task(coroutine)
     current.set(None)
     await asyncio.sleep(0)
-    assert token.work.alive().tasks == 1  # the one we made, not the one in which it is written
+    assert token.activity.alive().tasks == 1  # the one we made, not the one in which it is written
     await task
 
 
@@ -544,8 +543,11 @@ async def test_on_postgresql_no_write_is_committed_after_the_terminal_status(sha
         saver = shared.checkpoints.fenced(run, 1)
         thread = str(uuid.uuid4())
         accepted = []
+        enough, enough_written = chance.randrange(12), asyncio.Event()
 
-        async def write(saver=saver, thread=thread, accepted=accepted):
+        async def write(
+            saver=saver, thread=thread, accepted=accepted, enough=enough, enough_written=enough_written
+        ):
             for number in range(50):
                 coroutine, config = put(saver, thread, words=str(number))
                 try:
@@ -553,10 +555,12 @@ async def test_on_postgresql_no_write_is_committed_after_the_terminal_status(sha
                 except Fenced:
                     return
                 accepted.append(config["configurable"]["checkpoint_id"])
+                if len(accepted) > enough:
+                    enough_written.set()
 
         count = "SELECT count(*) FROM checkpoints WHERE thread_id = %s"
         writers = [asyncio.create_task(write()) for _ in range(3)]
-        await asyncio.sleep(chance.random() * 0.02)
+        await enough_written.wait()
         async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
             async with other.transaction():
                 await other.execute("SELECT 1 FROM runs_run WHERE id = %s FOR UPDATE", (run,))
@@ -755,10 +759,7 @@ async def test_closing_awaits_what_is_in_flight_and_leaves_no_thread(backend):
     with pytest.raises(Fenced):
         await saver.aget_tuple(generate_config(thread))
 
-    deadline = time.monotonic() + LIMIT
-    while left := [t for t in set(threading.enumerate()) - before if not t.name.startswith("asyncio")]:
-        assert time.monotonic() < deadline, left
-        await asyncio.sleep(0.002)
+    assert_ended(set(threading.enumerate()) - before)
     again = Checkpoints(await backend.storage())
     assert len([found async for found in again.reader().alist(generate_config(thread))]) == 10
     await again.close()
@@ -770,10 +771,15 @@ async def test_opening_what_is_no_database_fails_and_leaves_no_thread(tmp_path):
     path.write_text("this is no database, and long enough to be seen as none " * 20)
     with pytest.raises(sqlite3.DatabaseError):
         await SqliteStorage.open(path)
-    deadline = time.monotonic() + LIMIT
-    while set(threading.enumerate()) - before:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.002)
+    assert_ended(set(threading.enumerate()) - before)
+
+
+def assert_ended(threads):
+    """All of these end but the loop's own."""
+    for thread in threads:
+        if not thread.name.startswith("asyncio"):
+            thread.join(LIMIT)
+            assert not thread.is_alive(), thread
 
 
 async def test_the_sqlite_file_has_the_documented_modes(sqlite):

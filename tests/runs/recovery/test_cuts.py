@@ -16,7 +16,8 @@ from runs import agents, operations, process
 from runs.errors import NotInterrupted
 from runs.foundation.database import in_thread
 from runs.log.writer import RunLog
-from runs.memory.checkpoints import FencedSaver, process_checkpoints
+from runs.memory.checkpoints import process_checkpoints
+from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
 from runs.worker import graph_input
 from tests.fakes import SHAPES, Hold, Round, call, calls, say, text

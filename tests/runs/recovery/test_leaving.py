@@ -10,7 +10,7 @@ from runs.foundation.database import in_thread
 from runs.lifecycle import endings
 from runs.models import Run, ToolCall, Worker
 from runs.recovery import safety
-from runs.worker.execution import StopReason
+from runs.worker.ending import StopReason
 from tests.fakes import Hold, Round, ScriptedModel, call, fan_out_graph, numbered, say, text
 from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until

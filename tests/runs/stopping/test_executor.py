@@ -14,7 +14,7 @@ import pytest
 
 from runs.stopping.cancel_token import CancelToken, RunCancelled, cancel_token, current
 from runs.stopping.executor import TrackingExecutor
-from runs.stopping.registry import Alive
+from runs.stopping.registry import ActivityCount
 from runs.stopping.tracking import track_tasks
 from tests import ROOT
 
@@ -78,11 +78,11 @@ def test_results_and_exceptions_come_back_like_from_any_executor(executor):
 def test_a_thread_belongs_to_the_run_in_whose_context_it_was_submitted(executor, gate):
     token, other = CancelToken(), CancelToken()
     future = hold(executor, token, gate)
-    assert token.work.alive() == Alive(threads=1)
-    assert other.work.alive() == Alive()
+    assert token.activity.alive() == ActivityCount(threads=1)
+    assert other.activity.alive() == ActivityCount()
     gate.set()
     assert future.result(LIMIT) == "late"
-    assert token.work.alive() == Alive()
+    assert token.activity.alive() == ActivityCount()
 
 
 def test_a_function_finds_its_token_even_when_submitted_without_its_context(executor):
@@ -119,10 +119,10 @@ def test_queued_work_can_be_cancelled_and_running_work_cannot(executor, gate):
     token = CancelToken()
     running = [hold(executor, token, gate) for _ in range(2)]
     queued = submit(executor, token, pytest.fail, "it started")
-    assert token.work.alive() == Alive(threads=3)
+    assert token.activity.alive() == ActivityCount(threads=3)
     assert queued.cancel()
     assert not running[0].cancel()
-    assert token.work.alive() == Alive(threads=2)
+    assert token.activity.alive() == ActivityCount(threads=2)
 
 
 def test_queued_work_of_a_cancelled_run_never_starts(executor, gate):
@@ -133,7 +133,7 @@ def test_queued_work_of_a_cancelled_run_never_starts(executor, gate):
     queued = [submit(executor, token, started.append, number) for number in range(10)]
     token.cancel()
     assert all(future.cancelled() for future in queued)
-    assert token.work.alive() == Alive(threads=1)
+    assert token.activity.alive() == ActivityCount(threads=1)
     gate.set()
     assert executor.submit(lambda: None).result(LIMIT) is None
     assert submit(executor, CancelToken(), lambda: None).result(LIMIT) is None
@@ -156,7 +156,7 @@ def test_a_cancelled_run_starts_nothing_new(executor):
     token.cancel()
     future = submit(executor, token, pytest.fail, "it started")
     assert future.cancelled()
-    assert token.work.alive() == Alive()
+    assert token.activity.alive() == ActivityCount()
 
 
 def test_cancel_against_submission_and_start_leaves_nothing_undecided(executor):
@@ -185,7 +185,7 @@ def test_cancel_against_submission_and_start_leaves_nothing_undecided(executor):
             pass
         token.cancel()
         # A function that is already running may be between its start and its first line.
-        running = token.work.alive().threads
+        running = token.activity.alive().threads
         returned.set()
         feeder.join(LIMIT)
         finished = []
@@ -197,7 +197,7 @@ def test_cancel_against_submission_and_start_leaves_nothing_undecided(executor):
                 pass
         assert sorted(ran) == finished
         assert len(started_late) <= running
-        assert token.work.alive() == Alive()
+        assert token.activity.alive() == ActivityCount()
 
 
 def test_stragglers_do_not_take_the_places_of_others(executor, gate):
@@ -208,11 +208,11 @@ def test_stragglers_do_not_take_the_places_of_others(executor, gate):
         waiting = submit(executor, CancelToken(), lambda: "served")
         assert not waiting.done()
         token.cancel()
-        assert token.work.give_up() == Alive(threads=2)
+        assert token.activity.give_up() == ActivityCount(threads=2)
         assert waiting.result(LIMIT) == "served"
     for token, *_ in hung:
-        assert token.work.alive() == Alive()
-        assert token.work.stragglers() == Alive(threads=2)
+        assert token.activity.alive() == ActivityCount()
+        assert token.activity.stragglers() == ActivityCount(threads=2)
     gate.set()
     for _, *futures in hung:
         assert [future.result(LIMIT) for future in futures] == ["late", "late"]
@@ -225,7 +225,7 @@ def test_giving_up_what_ends_at_that_moment_keeps_the_bound(executor):
     for _ in range(500):
         token = CancelToken()
         futures = [submit(executor, token, time.sleep, 0) for _ in range(3)]
-        token.work.give_up()
+        token.activity.give_up()
         for future in futures:
             if not future.cancelled():
                 future.result(LIMIT)
@@ -255,22 +255,22 @@ def test_the_end_of_the_last_straggler_is_told_once(executor, gate):
     idle = threading.Event()
 
     def on_idle():
-        told.append(token.work.stragglers())
+        told.append(token.activity.stragglers())
         idle.set()
 
-    token.work.give_up(on_idle)
+    token.activity.give_up(on_idle)
     gate.set()
     first.result(LIMIT)
     assert told == []
     second_gate.set()
     second.result(LIMIT)
     assert idle.wait(LIMIT)
-    assert told == [Alive()]
+    assert told == [ActivityCount()]
 
 
 def test_giving_up_on_nothing_tells_at_once():
     told = []
-    assert CancelToken().work.give_up(lambda: told.append(True)) == Alive()
+    assert CancelToken().activity.give_up(lambda: told.append(True)) == ActivityCount()
     assert told == [True]
 
 
@@ -319,7 +319,7 @@ def test_after_shutdown_nothing_is_taken_and_nobody_waits(gate):
     executor.shutdown(wait=True)  # returns although a thread is held up
     with pytest.raises(RuntimeError, match="shutdown"):
         submit(executor, token, lambda: None)
-    assert token.work.alive() == Alive(threads=2)
+    assert token.activity.alive() == ActivityCount(threads=2)
     gate.set()
     assert running.result(LIMIT) == "late"
     assert queued.result(LIMIT) == "queued"
@@ -332,7 +332,7 @@ def test_shutdown_cancels_what_is_queued_when_asked(gate):
     queued = submit(executor, token, pytest.fail, "it started")
     executor.shutdown(cancel_futures=True)
     assert queued.cancelled()
-    assert token.work.alive() == Alive(threads=1)
+    assert token.activity.alive() == ActivityCount(threads=1)
 
 
 # As the default executor of an event loop
@@ -355,10 +355,10 @@ async def test_the_threads_of_a_run_are_seen_through_asyncio(executor, gate):
     current.set(None)
     assert await plain is token
     await started.wait()
-    assert token.work.alive().threads == 1
-    assert not await token.work.ended(0.01)
+    assert token.activity.alive().threads == 1
+    assert not await token.activity.wait_until_idle(0.01)
     loop.call_later(0.01, gate.set)
-    assert await token.work.ended(LIMIT)
+    assert await token.activity.wait_until_idle(LIMIT)
     assert await task is token
 
 
@@ -383,7 +383,7 @@ async def test_a_thread_that_raises_run_cancelled_cancels_the_task_that_awaits_i
     with pytest.raises(RunCancelled):
         await task
     assert task.cancelled()
-    assert await token.work.ended(LIMIT)
+    assert await token.activity.wait_until_idle(LIMIT)
 
 
 async def test_work_refused_after_a_cancel_reaches_async_code_as_cancelled_error(executor):
@@ -396,8 +396,8 @@ async def test_work_refused_after_a_cancel_reaches_async_code_as_cancelled_error
     current.set(None)
 
 
-async def test_ended_wakes_whatever_ends_last(executor):
-    """Threads and tasks end in random order, many times: ended() neither misses the last nor comes early."""
+async def test_wait_until_idle_wakes_whatever_ends_last(executor):
+    """Threads and tasks end in random order, many times: the last is never missed, and none comes early."""
     loop = asyncio.get_running_loop()
     loop.set_default_executor(executor)
     track_tasks(loop)
@@ -409,9 +409,9 @@ async def test_ended_wakes_whatever_ends_last(executor):
         tasks = [asyncio.create_task(asyncio.to_thread(time.sleep, s)) for s in seconds[:2]]
         tasks += [asyncio.create_task(asyncio.sleep(s)) for s in seconds[2:]]
         current.set(None)
-        assert await token.work.ended(LIMIT)
+        assert await token.activity.wait_until_idle(LIMIT)
         assert all(task.done() for task in tasks)
-        assert token.work.alive() == Alive()
+        assert token.activity.alive() == ActivityCount()
 
 
 HUNG = """
@@ -440,7 +440,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("give_up", ["token.work.give_up()", "pass"])
+@pytest.mark.parametrize("give_up", ["token.activity.give_up()", "pass"])
 def test_the_interpreter_leaves_in_time_with_a_hung_thread(give_up):
     done = subprocess.run(
         [sys.executable, "-c", HUNG.format(give_up=give_up)],

@@ -14,7 +14,7 @@ import pytest
 
 from runs.stopping.cancel_token import CancelToken, RunCancelled, cancel_token, current
 from runs.stopping.process_group import ProcessGroup
-from runs.stopping.registry import Alive
+from runs.stopping.registry import ActivityCount
 from runs.stopping.tracking import track_tasks
 
 LIMIT = 20  # seconds after which something that should happen at once is taken to be stuck
@@ -25,8 +25,8 @@ def token():
     """The token of a run; whatever it started is ended with the test."""
     token = CancelToken()
     yield token
-    token.work.kill_processes()
-    token.work.cancel_tasks()
+    token.activity.kill_processes()
+    token.activity.cancel_tasks()
 
 
 async def eventually(condition):
@@ -157,10 +157,10 @@ async def test_tasks_of_a_run_are_seen_in_whatever_depth(token):
     current.set(None)
     unrelated = asyncio.create_task(release.wait())
     await eventually(lambda: inner)
-    await eventually(lambda: token.work.alive() == Alive(tasks=2))
-    assert not await token.work.ended(0.01)
+    await eventually(lambda: token.activity.alive() == ActivityCount(tasks=2))
+    assert not await token.activity.wait_until_idle(0.01)
     release.set()
-    assert await token.work.ended(LIMIT)
+    assert await token.activity.wait_until_idle(LIMIT)
     assert root.done()
     assert inner[0].done()
     assert await unrelated
@@ -173,11 +173,11 @@ async def test_the_context_a_task_is_given_counts_not_the_one_it_is_created_in(t
     own = contextvars.Context()
     own.run(current.set, token)
     of_the_run = loop.create_task(asyncio.sleep(0), context=own)
-    assert token.work.alive() == Alive(tasks=1)
+    assert token.activity.alive() == ActivityCount(tasks=1)
     current.set(token)
     of_nobody = loop.create_task(asyncio.sleep(0), context=contextvars.Context())
     current.set(None)
-    assert token.work.alive() == Alive(tasks=1)
+    assert token.activity.alive() == ActivityCount(tasks=1)
     await asyncio.gather(of_the_run, of_nobody)
 
 
@@ -197,7 +197,7 @@ async def test_a_task_factory_that_was_there_goes_on_making_the_tasks(token):
     current.set(None)
     assert made == [task]
     assert task.get_name() == "named"
-    assert token.work.alive() == Alive(tasks=1)
+    assert token.activity.alive() == ActivityCount(tasks=1)
     await task
 
 
@@ -218,30 +218,32 @@ async def test_cancel_tasks_ends_those_that_listen_and_giving_up_covers_the_othe
     current.set(None)
     await asyncio.sleep(0)
     token.cancel()
-    assert token.work.cancel_tasks() == 2
-    assert not await token.work.ended(0.05)
+    assert token.activity.cancel_tasks() == 2
+    assert not await token.activity.wait_until_idle(0.05)
     assert tasks[1].cancelled()
-    assert token.work.give_up(idle.set) == Alive(tasks=2)
-    assert await token.work.ended(0)
+    assert token.activity.give_up(idle.set) == ActivityCount(tasks=2)
+    assert await token.activity.wait_until_idle(0)
     tasks[0].cancel()
-    await eventually(lambda: token.work.stragglers() == Alive(tasks=3))  # a straggler's task is one, too
+    await eventually(
+        lambda: token.activity.stragglers() == ActivityCount(tasks=3)
+    )  # a straggler's task is one, too
     assert not idle.is_set()
     release.set()
     await asyncio.wait_for(idle.wait(), LIMIT)
-    assert token.work.stragglers() == Alive()
+    assert token.activity.stragglers() == ActivityCount()
 
 
 async def test_a_straggler_that_begins_when_all_others_have_ended_is_told_of_too(token):
     """A thread may have asked for a task in its last moment."""
     track_tasks(asyncio.get_running_loop())
     told = []
-    assert token.work.give_up(lambda: told.append(token.work.stragglers())) == Alive()
+    assert token.activity.give_up(lambda: told.append(token.activity.stragglers())) == ActivityCount()
     current.set(token)
     late = asyncio.create_task(asyncio.sleep(0))
     current.set(None)
-    assert token.work.stragglers() == Alive(tasks=1)
+    assert token.activity.stragglers() == ActivityCount(tasks=1)
     await late
-    await eventually(lambda: told == [Alive()] * 2)
+    await eventually(lambda: told == [ActivityCount()] * 2)
 
 
 # Processes
@@ -271,20 +273,20 @@ def start_family(token, ignore=False, then="time.sleep(600)"):
 async def test_terminating_ends_the_whole_group(token):
     process, family = start_family(token)
     assert all(lives(pid) for pid in family)
-    assert token.work.alive() == Alive(processes=1)
+    assert token.activity.alive() == ActivityCount(processes=1)
     token.cancel()
-    token.work.terminate_processes()
-    assert await token.work.ended(LIMIT)
+    token.activity.terminate_processes()
+    assert await token.activity.wait_until_idle(LIMIT)
     assert not any(lives(pid) for pid in family)
     assert process.wait(LIMIT) == -signal.SIGTERM
 
 
 async def test_killing_ends_a_group_that_ignores_the_request(token):
     process, family = start_family(token, ignore=True)
-    token.work.terminate_processes()
-    assert not await token.work.ended(0.2)
-    token.work.kill_processes()
-    assert await token.work.ended(LIMIT)
+    token.activity.terminate_processes()
+    assert not await token.activity.wait_until_idle(0.2)
+    token.activity.kill_processes()
+    assert await token.activity.wait_until_idle(LIMIT)
     assert not any(lives(pid) for pid in family)
     assert process.wait(LIMIT) == -signal.SIGKILL
 
@@ -292,17 +294,17 @@ async def test_killing_ends_a_group_that_ignores_the_request(token):
 async def test_a_group_lives_until_its_last_grandchild_has_ended(token):
     process, family = start_family(token, then="")
     assert process.wait(LIMIT) == 0
-    assert not await token.work.ended(0.2)
-    assert token.work.alive() == Alive(processes=1)
+    assert not await token.activity.wait_until_idle(0.2)
+    assert token.activity.alive() == ActivityCount(processes=1)
     assert sum(lives(pid) for pid in family) == 2
-    token.work.terminate_processes()
-    assert await token.work.ended(LIMIT)
+    token.activity.terminate_processes()
+    assert await token.activity.wait_until_idle(LIMIT)
     assert not any(lives(pid) for pid in family)
 
 
 async def test_a_process_that_ends_by_itself_gives_its_own_exit_code(token):
     process = token.start_process(["sh", "-c", "exit 7"])
-    assert await token.work.ended(LIMIT)
+    assert await token.activity.wait_until_idle(LIMIT)
     assert process.wait(LIMIT) == 7
     assert process.poll() == 7
 
@@ -315,35 +317,35 @@ def test_a_cancelled_run_starts_no_process(token, tmp_path):
 
 
 async def test_a_process_that_was_just_being_started_gets_the_signal_it_missed(token):
-    token.work.terminate_processes()
+    token.activity.terminate_processes()
     group = ProcessGroup(["sleep", "600"])
-    token.work.add_process(group)
-    assert await token.work.ended(LIMIT)
+    token.activity.add_process(group)
+    assert await token.activity.wait_until_idle(LIMIT)
     assert group.process.wait(LIMIT) == -signal.SIGTERM
 
 
 async def test_no_signal_goes_to_a_group_that_is_gone(token, monkeypatch):
     token.start_process(["true"])
-    assert await token.work.ended(LIMIT)
+    assert await token.activity.wait_until_idle(LIMIT)
     group = ProcessGroup(["true"])
     gone = threading.Event()
     group.when_gone(lambda _: gone.set())
     await asyncio.to_thread(gone.wait, LIMIT)
     monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("the number may be somebody else's by now"))
     group.signal(signal.SIGKILL)
-    token.work.kill_processes()
+    token.activity.kill_processes()
 
 
 async def test_a_process_given_up_on_is_a_straggler_until_it_ends(token):
     _, family = start_family(token, ignore=True)
     idle = threading.Event()
     token.cancel()
-    token.work.terminate_processes()
-    assert token.work.give_up(idle.set) == Alive(processes=1)
-    assert token.work.stragglers() == Alive(processes=1)
-    token.work.kill_processes()
+    token.activity.terminate_processes()
+    assert token.activity.give_up(idle.set) == ActivityCount(processes=1)
+    assert token.activity.stragglers() == ActivityCount(processes=1)
+    token.activity.kill_processes()
     await asyncio.to_thread(idle.wait, LIMIT)
-    assert token.work.stragglers() == Alive()
+    assert token.activity.stragglers() == ActivityCount()
     await eventually(lambda: not any(lives(pid) for pid in family))
 
 
@@ -367,8 +369,8 @@ async def test_many_processes_against_a_cancel_leave_none_behind():
             thread.start()
         await asyncio.sleep(chance.random() / 50)
         token.cancel()
-        token.work.terminate_processes()
+        token.activity.terminate_processes()
         for thread in threads:
             await asyncio.to_thread(thread.join, LIMIT)
-        assert await token.work.ended(LIMIT)
+        assert await token.activity.wait_until_idle(LIMIT)
         assert not any(lives(process.pid) for process in started)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from runs.states import EventType
-from runs.translation.translator import Known
+from runs.translation.translator import LoggedBefore
 
 
 class Recorder:
@@ -45,9 +45,9 @@ class Recorder:
 ENDS = ("tool.completed", "tool.failed", "tool.cancelled")
 
 
-def assert_log_is_sound(recorder: Recorder, known: Known | None = None) -> None:
+def assert_log_is_sound(recorder: Recorder, known: LoggedBefore | None = None) -> None:
     """What holds for every closed execution, whatever happened in it."""
-    known = known or Known()
+    known = known or LoggedBefore()
     texts: dict[str, str] = {}
     holders = {call.id: call.message for call in known.calls}
     started = {call.id for call in known.calls if call.started and not call.ended}

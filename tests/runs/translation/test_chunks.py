@@ -15,7 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import StreamWriter
 
 from runs.states import RunStatus
-from runs.translation.translator import Known, Translator
+from runs.translation.translator import LoggedBefore, Translator
 from tests.runs.translation.execution import MODES, RUN, Execution
 from tests.runs.translation.recorder import ENDS, Recorder, assert_log_is_sound
 from tests.runs.translation.scripted import ScriptedModel, WholeModel, agent, spelled, words
@@ -25,7 +25,7 @@ from tests.runs.translation.scripted import ScriptedModel, WholeModel, agent, sp
 
 async def test_a_message_that_a_graph_gives_twice_is_told_once():
     recorder = Recorder()
-    translator = Translator(recorder, run_id=RUN, known=Known(messages=frozenset({"before"})))
+    translator = Translator(recorder, run_id=RUN, known=LoggedBefore(messages=frozenset({"before"})))
     for message_id in ("before", "hand", "hand"):
         translator.feed((), "messages", (AIMessage("Hi", id=message_id), {"langgraph_node": "node"}))
     assert recorder.texts == ["Hi"]
@@ -52,7 +52,7 @@ def asked_for(recorder: Recorder) -> Translator:
     call = {"id": "c1", "name": "echo", "args": {}, "type": "tool_call"}
     message = AIMessage("Let me.", id="m", tool_calls=[call])
     translator.feed((), "messages", (message, {"langgraph_node": "agent"}))
-    translator.tool_began(UUID(int=1), "c1", "tools")
+    translator.tools.began(UUID(int=1), "c1", "tools")
     translator.feed((), "tools", {"event": "tool-started", "tool_call_id": "c1", "tool_name": "echo"})
     return translator
 
@@ -63,7 +63,7 @@ ERROR = {"event": "tool-error", "tool_call_id": "c1", "message": "not yet"}
 async def test_a_tool_cancelled_from_outside_is_not_told_as_failed():
     recorder = Recorder()
     translator = asked_for(recorder)
-    translator.tool_raised(UUID(int=1), asyncio.CancelledError(), True)
+    translator.tools.raised(UUID(int=1), asyncio.CancelledError(), True)
     translator.feed((), "tools", {**ERROR, "message": ""})
     translator.close(RunStatus.FAILED)
     assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
@@ -72,9 +72,9 @@ async def test_a_tool_cancelled_from_outside_is_not_told_as_failed():
 async def test_a_tool_cancelled_while_it_is_tried_again_has_an_unknown_effect():
     recorder = Recorder()
     translator = asked_for(recorder)
-    translator.tool_raised(UUID(int=1), ValueError("not yet"), False)
+    translator.tools.raised(UUID(int=1), ValueError("not yet"), False)
     translator.feed((), "tools", ERROR)
-    translator.tool_began(UUID(int=2), "c1", "tools")
+    translator.tools.began(UUID(int=2), "c1", "tools")
     translator.feed((), "tools", {"event": "tool-started", "tool_call_id": "c1", "tool_name": "echo"})
     translator.close(RunStatus.CANCELLED)
     assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
@@ -83,8 +83,8 @@ async def test_a_tool_cancelled_while_it_is_tried_again_has_an_unknown_effect():
 async def test_a_tool_that_waits_for_the_user_has_not_failed():
     recorder = Recorder()
     translator = asked_for(recorder)
-    translator.tool_raised(UUID(int=1), GraphInterrupt(()), False)
-    assert translator.tools_open == {}
+    translator.tools.raised(UUID(int=1), GraphInterrupt(()), False)
+    assert translator.tools.open == {}
     translator.close(RunStatus.CANCELLED)
     assert recorder.of(*ENDS) == [{"tool_call": "c1", "effect": "unknown"}]
 
@@ -92,7 +92,7 @@ async def test_a_tool_that_waits_for_the_user_has_not_failed():
 async def test_an_id_used_again_does_not_inherit_the_result_of_its_first_call():
     recorder = Recorder()
     translator = asked_for(recorder)
-    translator.tool_returned(UUID(int=1), "first")
+    translator.tools.returned(UUID(int=1), "first")
     translator.feed((), "tools", {"event": "tool-finished", "tool_call_id": "c1", "output": "first"})
     call = {"id": "c1", "name": "echo", "args": {}, "type": "tool_call"}
     message = AIMessage("Again.", id="m2", tool_calls=[call])

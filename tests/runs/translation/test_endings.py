@@ -7,7 +7,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy
 
 from runs.states import RunStatus
-from runs.translation.translator import Known, KnownCall
+from runs.translation.tools import CallState
+from runs.translation.translator import LoggedBefore
 from tests.runs.translation.execution import RUN, Execution
 from tests.runs.translation.recorder import ENDS, Recorder
 from tests.runs.translation.scripted import ScriptedModel, agent, echo, hanging, spelled, words
@@ -25,7 +26,7 @@ async def test_a_question_is_asked_once_and_its_tool_goes_on_after_the_answer():
     before = await first.run()
     (question,) = first.translator.questions
     assert question["value"] == {"question": "ok?"}
-    assert first.translator.tools_open == {}
+    assert first.translator.tools.open == {}
     assert "tool.cancelled" not in before.types
     known = known_of(before)
     second = Execution(graph, first.saver, known=known)
@@ -37,15 +38,15 @@ async def test_a_question_is_asked_once_and_its_tool_goes_on_after_the_answer():
     assert before.counts["message_count"] + after.counts["message_count"] == 4
 
 
-def known_of(recorder: Recorder) -> Known:
+def known_of(recorder: Recorder) -> LoggedBefore:
     """What the engine reads back from the log of an earlier execution."""
     started = {data["tool_call"] for data in recorder.of("tool.started")}
     ended = {data["tool_call"] for data in recorder.of(*ENDS)}
     completed = recorder.of("message.completed")
-    return Known(
+    return LoggedBefore(
         messages=frozenset(data["message"] for data in completed),
         calls=tuple(
-            KnownCall(
+            CallState(
                 call["id"],
                 data["message"],
                 call["name"],
@@ -60,13 +61,13 @@ def known_of(recorder: Recorder) -> Known:
 
 
 async def test_calls_of_an_earlier_execution_end_when_this_one_is_cancelled():
-    known = Known(
+    known = LoggedBefore(
         messages=frozenset({"m"}),
         calls=(
-            KnownCall("ran", "m", "echo", {}, started=True, ended=True),
-            KnownCall("open", "m", "echo", {}, started=True, ended=False),
-            KnownCall("lost", "m", "echo", {}, started=False, ended=False, may_have_begun=True),
-            KnownCall("asked", "m", "echo", {}, started=False, ended=False),
+            CallState("ran", "m", "echo", {}, started=True, ended=True),
+            CallState("open", "m", "echo", {}, started=True, ended=False),
+            CallState("lost", "m", "echo", {}, started=False, ended=False, may_have_begun=True),
+            CallState("asked", "m", "echo", {}, started=False, ended=False),
         ),
     )
     execution = Execution(agent(ScriptedModel(rounds=[])), known=known)
@@ -143,7 +144,7 @@ async def test_a_cancel_in_the_tools_tells_what_ran_from_what_did_not():
     assert recorder.of("tool.cancelled") == [{"tool_call": "hung", "effect": "unknown"}]
     assert recorder.texts == ["", "(Stopped before an answer was given.)"]
     assert recorder.counts["message_count"] == 4
-    assert execution.translator.tools_open == {}
+    assert execution.translator.tools.open == {}
 
 
 async def test_a_call_that_never_started_has_no_effect():
@@ -163,11 +164,13 @@ async def test_a_call_that_never_started_has_no_effect():
 
 
 async def test_a_result_that_arrived_and_was_not_told_yet_is_told_at_the_end():
-    execution = Execution(agent(ScriptedModel(rounds=[spelled(("c1", "echo", '{"text": "x"}'))])))
+    returned = asyncio.Event()
+    model = ScriptedModel(rounds=[spelled(("c1", "echo", '{"text": "x"}'))])
+    execution = Execution(agent(model), on_result=lambda call_id: returned.set())
     stream = execution.stream()
     async for namespace, mode, payload in stream:
         if mode == "tools":  # from here on everything stays in the queue
-            await asyncio.sleep(0.01)
+            await asyncio.wait_for(returned.wait(), 10)
             break
         execution.translator.feed(namespace, mode, payload)
     await stream.aclose()
@@ -202,7 +205,7 @@ async def test_a_failing_provider_keeps_the_partial_text_and_needs_no_note():
         await execution.run()
     execution.close(RunStatus.FAILED)
     assert execution.recorder.texts == ["Half"]
-    assert execution.translator.llm_calls_open == 0
+    assert execution.translator.messages.meter.open_calls == 0
 
 
 async def test_a_turn_that_never_began_gets_its_note():

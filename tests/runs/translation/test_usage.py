@@ -236,9 +236,12 @@ class Totals:
         self.counts: Counter[str] = Counter()
         self.usages: list[dict[str, int] | None] = []
         self.deltas = 0
+        self.has_20_deltas = asyncio.Event()
 
     def emit(self, event: EventType, data: dict[str, Any], /) -> None:
         self.deltas += event is EventType.MESSAGE_DELTA
+        if self.deltas >= 20:
+            self.has_20_deltas.set()
         if event is EventType.MESSAGE_COMPLETED:
             self.usages.append(data["usage"])
 
@@ -361,11 +364,8 @@ async def test_a_cancelled_turn_keeps_its_closed_rounds_and_estimates_the_open_o
     async with ScriptedProvider(script) as provider:
         translator = Translator(totals, run_id="run")
         task = asyncio.create_task(drive(graph_on(provider), translator))
-        async with asyncio.timeout(10):
-            while totals.deltas < 20:
-                assert not task.done()
-                await asyncio.sleep(0.001)
-        assert translator.llm_calls_open == 1
+        await asyncio.wait_for(totals.has_20_deltas.wait(), 10)
+        assert translator.messages.meter.open_calls == 1
         assert totals.tokens == (250, 50)
         assert totals.counts["open_input_tokens"] > 0
         assert totals.counts["open_output_tokens"] > 0

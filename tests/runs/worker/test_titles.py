@@ -7,7 +7,7 @@ from runs.agents import agent
 from runs.foundation.database import in_thread
 from runs.models import Session
 from tests.fakes import Hold, Round, ScriptedModel, fan_out_graph, numbered, say
-from tests.runs.waiting import terminal, until
+from tests.runs.waiting import at_rest, terminal, until
 
 
 def with_titles(model, generate):
@@ -52,7 +52,7 @@ async def test_a_title_of_the_users_own_is_never_overwritten(engine, alice, serv
     await in_thread(operations.rename_session, alice, session, "Mine")
     model.script.gate("rename").open()
     await terminal(run["id"])
-    await until(lambda: not engine._after)
+    await at_rest(engine)
 
     assert (await in_thread(Session.objects.get)).title == "Mine"
 

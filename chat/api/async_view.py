@@ -1,7 +1,7 @@
-"""REST framework's view, asynchronous: a call that waits or streams holds no thread.
+"""An asynchronous version of REST framework's APIView, so that a call that waits or streams holds no thread.
 
-Authentication, permissions, throttles, parsing and errors are REST framework's own methods; only
-``dispatch`` differs, and everything in it that may touch the database runs in a database thread.
+Authentication, permissions, parsing and errors are REST framework's own methods. Only ``dispatch`` differs:
+what may touch the database runs in a database thread.
 """
 
 import json
@@ -26,6 +26,9 @@ from rest_framework.views import APIView
 from chat.access.authentication import BearerAuthentication, SessionAuthentication
 from chat.api.errors import TooLarge, handle
 from runs.foundation.database import in_thread
+
+EVENT_STREAM = "text/event-stream"
+JSON = "application/json"
 
 
 class ObjectParser(JSONParser):
@@ -57,7 +60,7 @@ def _refuse_constant(name: str) -> None:
 
 
 class AlwaysJson(BaseContentNegotiation):
-    """Answers in JSON whatever Accept says, so that nobody gets a 406 in place of the error they met."""
+    """Answers in JSON whatever Accept says, so that an error is never replaced by a 406."""
 
     def select_parser(self, request: Request, parsers: Iterable[BaseParser]) -> BaseParser | None:
         return next((parser for parser in parsers if parser.media_type == _media_type(request)), None)
@@ -71,6 +74,14 @@ class AlwaysJson(BaseContentNegotiation):
 
 def _media_type(request: Request) -> str:
     return (request.content_type or "").partition(";")[0].strip().lower()
+
+
+def accepts(request: Request, media_type: str) -> bool:
+    """Whether Accept names exactly this type; ``*/*`` names none."""
+    return any(
+        part.partition(";")[0].strip().lower() == media_type
+        for part in request.headers.get("Accept", "").split(",")
+    )
 
 
 def actor_of(request: Request) -> AbstractBaseUser:

@@ -1,4 +1,4 @@
-"""A connection's place at a run is given back in good order, however its request ends."""
+"""A connection to a run is closed properly, however its request ends."""
 
 import asyncio
 from contextlib import nullcontext, suppress
@@ -8,17 +8,17 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.db import OperationalError
 
-from chat.access import disconnects, open_connections
-from chat.access.disconnects import Attendance
+from chat.access import open_connections, run_connections
 from chat.access.logins import Login
-from chat.access.open_connections import Kind, Presence
+from chat.access.open_connections import Kind, OpenConnection
+from chat.access.run_connections import RunConnection
 from runs import operations
-from runs.errors import DatabaseAway
+from runs.errors import DatabaseUnavailable
 from tests.chat.live import eventually
 
 
 async def test_a_request_that_is_cancelled_twice_lets_go_of_what_it_follows(monkeypatch):
-    """To let go of a feed takes a moment while Redis is away. The client went, and now the server leaves."""
+    """The client disconnects, and then the server shuts down. Redis does not answer meanwhile."""
     following, letting_go, may_go = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def follow_run(*_):
@@ -29,13 +29,13 @@ async def test_a_request_that_is_cancelled_twice_lets_go_of_what_it_follows(monk
             letting_go.set()
             await may_go.wait()
 
-    async def attend():
-        async for _ in Attendance(login, Presence(Kind.STREAM, login), "run").events():
+    async def follow():
+        async for _ in RunConnection(login, OpenConnection(Kind.STREAM, login), "run").events():
             pass
 
     monkeypatch.setattr(operations, "follow_run", follow_run)
     login = SimpleNamespace(user=None)
-    request = asyncio.create_task(attend())
+    request = asyncio.create_task(follow())
     await following.wait()
     request.cancel()
     await letting_go.wait()
@@ -46,7 +46,7 @@ async def test_a_request_that_is_cancelled_twice_lets_go_of_what_it_follows(monk
         await request
 
 
-async def test_a_database_that_is_away_is_no_disconnect(monkeypatch):
+async def test_an_unavailable_database_is_no_disconnect(monkeypatch):
     async def follow_run(*_):
         yield "a change of the session"
         raise OperationalError("the server closed the connection unexpectedly")
@@ -55,16 +55,16 @@ async def test_a_database_that_is_away_is_no_disconnect(monkeypatch):
     monkeypatch.setattr(operations, "follow_run", follow_run)
     monkeypatch.setattr(operations, "cancel_run", lambda *of, **how: cancelled.append(of))
     login = SimpleNamespace(user=None)
-    attending = Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True)
-    with pytest.raises(DatabaseAway):
-        async for _ in attending.events():
+    connection = RunConnection(login, OpenConnection(Kind.STREAM, login), "run", cancel_on_close=True)
+    with pytest.raises(DatabaseUnavailable):
+        async for _ in connection.events():
             pass
-    attending.close()
-    assert not disconnects._leaving
+    connection.close()
+    assert not run_connections._cancelling
     assert cancelled == []
 
 
-async def test_who_leaves_while_the_database_is_away_still_takes_the_run_along(monkeypatch):
+async def test_a_disconnect_while_the_database_is_unavailable_still_cancels_the_run(monkeypatch):
     asked = []
 
     async def in_thread(cancel, user, run_id, **how):
@@ -72,28 +72,28 @@ async def test_who_leaves_while_the_database_is_away_still_takes_the_run_along(m
         if len(asked) < 3:
             raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr(disconnects, "in_thread", in_thread)
-    monkeypatch.setattr(disconnects, "_ASK_AGAIN", 0.01)
+    monkeypatch.setattr(run_connections, "in_thread", in_thread)
+    monkeypatch.setattr(run_connections, "_RETRY_AFTER", 0.01)
     login = SimpleNamespace(user=None)
-    Attendance(login, Presence(Kind.STREAM, login), "run", cancels=True).close()
-    await eventually(lambda: not disconnects._leaving)
+    RunConnection(login, OpenConnection(Kind.STREAM, login), "run", cancel_on_close=True).close()
+    await eventually(lambda: not run_connections._cancelling)
     assert asked == [(operations.cancel_run, "run")] * 3
 
 
 @pytest.mark.parametrize("swallows", [False, True])
-async def test_a_request_that_ends_before_its_body_begins_gives_its_place_back(swallows):
+async def test_a_request_that_ends_before_its_body_begins_closes_its_connection(swallows):
     """Django passes a cancel on while it makes a response, and swallows it while it sends one."""
-    attended = asyncio.Event()
+    connected = asyncio.Event()
 
     async def respond():
-        Attendance(login, open_connections.enter(Kind.STREAM, login), "run").close_if_cancelled()
-        attended.set()
+        RunConnection(login, open_connections.register(Kind.STREAM, login), "run").close_if_cancelled()
+        connected.set()
         with suppress(asyncio.CancelledError) if swallows else nullcontext():
             await asyncio.Event().wait()
 
     login = Login(get_user_model()(pk=1))
     request = asyncio.create_task(respond())
-    await attended.wait()
+    await connected.wait()
     request.cancel()
     await asyncio.wait({request})
     assert request.cancelled() is not swallows

@@ -1,4 +1,4 @@
-"""A lock file sees to it that there is only one: one server on a SQLite database, one cluster on its data."""
+"""A lock file, so that a SQLite database has one server and the data of a cluster one cluster."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class AlreadyRuns(Exception):
+class AlreadyRunning(Exception):
     """Another process has the lock."""
 
     def __init__(self, process: str) -> None:
@@ -16,17 +16,17 @@ class AlreadyRuns(Exception):
 
 
 @contextmanager
-def sole(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path`` meanwhile. Raises AlreadyRuns.
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock on ``path`` for the time of the block. Raises AlreadyRunning.
 
-    The kernel lets go of the lock when the process ends, in whatever way.
+    The kernel releases the lock when the process ends, however it ends.
     """
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise AlreadyRuns(file.read().strip() or "?") from None
+            raise AlreadyRunning(file.read().strip() or "?") from None
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -1,7 +1,7 @@
-"""One open WebSocket, whatever is said over it: reading, sending, ending.
+"""The base of the WebSocket consumers: read frames, send frames, close.
 
-Everything a socket does runs in one task group, so whatever ends it (a disconnect, a failed send, a close of
-ours, a fault) ends all of it, and nothing else.
+All tasks of a socket run in one task group. A disconnect, a failed send, a close or an error ends them all,
+and nothing else.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from rest_framework.exceptions import APIException
 
 from chat.access import open_connections
 from chat.access.logins import Login
-from chat.access.open_connections import End, Kind, Presence, TooMany
+from chat.access.open_connections import EndReason, Kind, OpenConnection, TooMany
 from chat.access.throttles import Throttled
 from chat.api import inputs
-from chat.api.asynchronous import as_object
+from chat.api.async_view import as_object
 from chat.api.errors import sentence
 from runs.errors import EngineError, Invalid, Unavailable
-from runs.foundation.database import AWAY
+from runs.foundation.database import DATABASE_UNAVAILABLE
 from runs.operations import Data
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class Flow:
         return False
 
 
-class Socket:
-    """An ASGI application. What it follows and which frames it takes is a subclass's."""
+class Consumer:
+    """An ASGI application for one WebSocket. A subclass says what it sends and which frames it takes."""
 
     tasks: asyncio.TaskGroup  # of this socket, once it is accepted
 
@@ -92,36 +92,36 @@ class Socket:
 
     async def serve(self) -> None:
         """Serve the socket until it has ended."""
-        await self._receive()  # websocket.connect; whoever may not come in was turned away before
+        await self._receive()  # websocket.connect; LoginMiddleware has checked the login
         code: int | None = 1000
         try:
             await self._to_client({"type": "websocket.accept"})
-            with open_connections.enter(Kind.SOCKET, self.login) as place:
-                await self._run(place)
+            with open_connections.register(Kind.SOCKET, self.login) as connection:
+                await self._run(connection)
         except TooMany:
             code = 4429
         except Close as close:
             code = close.code
         except Unavailable:
             code = 1012
-        except AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             logger.warning(
                 "A socket is closed, since the database did not do what was asked of it: %s", error
             )
             code = TRY_AGAIN_LATER
-        except Exception:  # a fault of ours ends this socket, and is told to the log, not to the server
+        except Exception:  # an error of ours ends this socket only
             logger.exception("A socket of user %s failed.", self.user.pk)
             code = 1011
         if code is not None:
             with suppress(Close):
                 await self._to_client({"type": "websocket.close", "code": code})
 
-    async def _run(self, place: Presence) -> None:
-        """All tasks of the socket; the first that raises ends the others. Raises what that one raised."""
+    async def _run(self, connection: OpenConnection) -> None:
+        """Run all tasks of the socket. The first that raises ends the others, and its exception is raised."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.tasks = tasks
-                work = {"read": self._read(), "end": self._end_with(place), **self.work()}
+                work = {"read": self._read(), "end": self._end_with(connection), **self.work()}
                 for name, coroutine in work.items():
                     tasks.create_task(coroutine, name=f"socket: {name}")
         except BaseExceptionGroup as group:
@@ -129,11 +129,11 @@ class Socket:
             raise (faults or group).exceptions[0] from None
 
     def work(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What the socket does beside reading, by name; each raises Close to end it."""
+        """The coroutines that run beside reading, by name. Each raises Close to end the socket."""
         raise NotImplementedError
 
     def take(self, frame: Data) -> None:
-        """Deal with a frame, without waiting for anything. Raises Invalid and the like."""
+        """Take a frame without waiting for anything. Raises EngineError and APIException."""
         raise Invalid("There is no frame of this type.")
 
     # Reading
@@ -156,7 +156,7 @@ class Socket:
                 raise Throttled("You are sending frames too fast; this one was not read.")
             frame = as_object(text)
             if isinstance(frame.get("request_id"), str):
-                request_id = frame["request_id"][:100]
+                request_id = frame["request_id"][: inputs.REQUEST_ID_LIMIT]
             inputs.Frame.read(frame)
             if frame["type"] == "ping":
                 await self.tell({"type": "pong"})
@@ -189,5 +189,5 @@ class Socket:
 
     # Ending
 
-    async def _end_with(self, place: Presence) -> None:
-        raise Close({End.LOGIN: 4401, End.LEAVING: 1012}[await place.ended])
+    async def _end_with(self, connection: OpenConnection) -> None:
+        raise Close({EndReason.LOGIN: 4401, EndReason.LEAVING: 1012}[await connection.ended])

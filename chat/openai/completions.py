@@ -1,8 +1,8 @@
-"""A run's answer in OpenAI's words: folded from its events, as one completion or as a stream of chunks.
+"""The answer of a run as OpenAI's chat completion: whole, or as a stream of chunks.
 
-An agent may say several things in one turn, before and after its tools. A client gets them as one text, with
-an empty line between two messages, the same in both forms. Whatever else happens to tools comes on chunks
-with an empty delta and the event in the field ``turnkeeper``, which other clients pass over.
+An agent may write several messages in one turn, before and after its tool calls. A client gets them as one
+text with an empty line between them, in both forms. The events of tools come on chunks of their own. These
+have an empty delta and the event in the field ``turnkeeper``, which clients of OpenAI ignore.
 """
 
 import json
@@ -12,8 +12,8 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
-from chat.access.disconnects import Attendance
-from chat.access.open_connections import End
+from chat.access.open_connections import EndReason
+from chat.access.run_connections import RunConnection
 from chat.api.streams import KEEP_ALIVE
 from chat.openai.errors import RunFailed
 from runs.errors import EngineError
@@ -28,22 +28,22 @@ _STATUS_OF_FAILURE = {
 }
 
 
-class Answer:
-    """What an attended run answers to one request; ``model`` is the agent."""
+class Completion:
+    """What one run answers to the request that started it; ``model`` is the agent."""
 
-    def __init__(self, attendance: Attendance, run: Data, model: str) -> None:
+    def __init__(self, connection: RunConnection, run: Data, model: str) -> None:
         self.run = run
-        self._attendance = attendance
+        self._connection = connection
         self._model = model
         self._text: list[str] = []
         self._roles: dict[str, str] = {}  # by message
         self._said: dict[str, str] = {}  # what is known of the messages that are not complete
         self._statistics: Data | None = None
 
-    async def completion(self) -> Data:
+    async def whole(self) -> Data:
         """The whole answer, once it is there. Raises RunFailed."""
         try:
-            async with aclosing(self._attendance.events()) as events:
+            async with aclosing(self._connection.events()) as events:
                 async for event in events:
                     if event is not None:
                         self._take(event)
@@ -51,7 +51,7 @@ class Answer:
         except EngineError as error:
             raise self._failed(error) from None
         finally:
-            self._attendance.close()
+            self._connection.close()
         message = {"role": "assistant", "content": "".join(self._text), "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         return self._shape("chat.completion", [choice]) | {"usage": self._usage()}
@@ -61,7 +61,7 @@ class Answer:
         usage: Data = {"usage": None} if include_usage else {}
         try:
             yield self._chunk({"role": "assistant", "content": ""}, usage)
-            async with aclosing(self._attendance.events()) as events:
+            async with aclosing(self._connection.events()) as events:
                 async for event in events:
                     if event is None:
                         yield KEEP_ALIVE
@@ -77,7 +77,7 @@ class Answer:
         except EngineError as error:  # the headers are out: the stream itself has to say it
             yield _frame(self._failed(error).body())
         finally:
-            self._attendance.close()
+            self._connection.close()
 
     # Folding
 
@@ -102,8 +102,8 @@ class Answer:
                     f"The run was interrupted. POST /api/runs/{self.run['id']}/resume/ goes on with it.",
                 )
             case EventType.RUN_WAITING:
-                # This protocol has no word for a question; somebody may answer it by another way.
-                self._attendance.release()
+                # This protocol has no questions. The question may be answered over REST, so the run goes on.
+                self._connection.detach()
                 raise RunFailed(
                     self.run,
                     HTTPStatus.CONFLICT,
@@ -134,14 +134,14 @@ class Answer:
         """Raise RunFailed unless the run has completed."""
         if self._statistics is not None:
             return
-        match self._attendance.ended_by_us:
-            case End.LOGIN:
+        match self._connection.end_reason:
+            case EndReason.LOGIN:
                 status, code, why = (
                     HTTPStatus.UNAUTHORIZED,
                     "invalid_api_key",
                     "This token is not valid any more.",
                 )
-            case End.LEAVING:
+            case EndReason.LEAVING:
                 status, code = HTTPStatus.SERVICE_UNAVAILABLE, "unavailable"
                 why = f"The server is leaving. GET /api/runs/{self.run['id']}/ tells what became of the run."
             case None:

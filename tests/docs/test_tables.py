@@ -1,6 +1,7 @@
 """The tables of the documents are the code's."""
 
 import ast
+import os
 import re
 import tomllib
 
@@ -10,8 +11,8 @@ from django.core.management import get_commands
 from prometheus_client import generate_latest
 
 from chat.access.throttles import Throttled
-from chat.api import shapes
-from chat.api.schema import description
+from chat.api.errors import CODES
+from chat.api.schema import components, document
 from chat.monitoring import metrics
 from chat.websocket import frames
 from project import environment
@@ -21,6 +22,7 @@ from runs.live import follow
 from runs.models import Run
 from runs.states import CancelOutcome, Effect, ErrorCode
 from runs.token import CancelToken
+from runs.wire import contract
 from tests import ROOT
 from tests.docs.pages import PAGES, first_words, read, section, tables
 
@@ -35,13 +37,13 @@ def words_in(cell: str) -> set[str]:
 
 
 def test_the_rest_table_names_every_call_and_no_other():
-    calls = {f"{method.upper()} {path}" for path, item in description()["paths"].items() for method in item}
+    calls = {f"{method.upper()} {path}" for path, item in document()["paths"].items() for method in item}
     assert sorted(first_words(tables(read("clients/rest.md"))[0])) == sorted(calls)
 
 
 def test_the_table_of_errors_names_every_code_with_its_status():
     told = {row[0].strip("`"): int(row[1]) for row in tables(section("clients/index.md", "Errors"))[0]}
-    assert set(told) == set(shapes.ERROR_CODES)
+    assert set(told) == set(CODES)
     raised = [error for error in vars(errors).values() if isinstance(error, type)]
     for error in [*raised, Throttled]:
         if issubclass(error, EngineError) and error.code != "internal":
@@ -49,9 +51,8 @@ def test_the_table_of_errors_names_every_code_with_its_status():
 
 
 def test_the_table_of_objects_names_every_field():
-    components = shapes.components()
     for name, fields in tables(section("clients/index.md", "Objects"))[0]:
-        assert words_in(fields) == set(components[name]["properties"]), name
+        assert words_in(fields) == set(components()[name]["properties"]), name
 
 
 def test_the_table_of_effects_names_every_effect():
@@ -67,7 +68,7 @@ def test_the_table_of_outcomes_names_every_outcome():
 def test_the_table_of_events_names_every_event_with_its_fields():
     events, failures = tables(section("clients/events.md", "Each event"))
     told = {row[0].strip("`"): words_in(row[1]) for row in events}
-    assert told == {str(type): set(fields) for type, fields in shapes.EVENTS.items()}
+    assert told == {str(type): set(fields.__annotations__) for type, fields in contract.EVENTS.items()}
     assert first_words(failures) == ErrorCode.values
 
 
@@ -181,6 +182,32 @@ def test_the_programs_that_are_named_exist(name):
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:runs|chat|project|tests)/[\w/.]*)`", TEXT))))
 def test_the_files_and_folders_that_are_named_exist(path):
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("way", ["A message, followed through", "A cancel, followed through"])
+def test_the_hops_that_are_named_exist(way):
+    (rows,) = tables(section("architecture.md", way))
+    for path, function, _ in rows:
+        source = (ROOT / path.strip("`")).read_text()
+        assert re.search(rf"^ *(?:async )?def {function.strip('`')}\(", source, re.MULTILINE), (
+            path,
+            function,
+        )
+
+
+def test_the_rooms_that_are_named_are_all_there_are():
+    rooms = {
+        f"{app}/{name}"
+        for app in ("runs", "chat")
+        for name in os.listdir(ROOT / app)
+        if (ROOT / app / name / "__init__.py").exists()
+    }
+    text = section("architecture.md", "Rooms of the engine") + section(
+        "architecture.md", "Rooms of the product"
+    )
+    told = {name.rstrip("/") for name in re.findall(r"`((?:runs|chat)/\w+/)`", text)}
+    plain = {"migrations", "templatetags"}  # what Django looks for
+    assert told | {"chat/management"} == {room for room in rooms if room.partition("/")[2] not in plain}
 
 
 def test_the_constraints_that_hold_the_invariants_exist():

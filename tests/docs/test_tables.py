@@ -1,7 +1,6 @@
 """The tables of the documents are the code's."""
 
 import ast
-import os
 import re
 import tomllib
 
@@ -24,7 +23,7 @@ from runs.states import CancelOutcome, Effect, ErrorCode
 from runs.token import CancelToken
 from runs.wire import contract
 from tests import ROOT
-from tests.docs.pages import PAGES, first_words, read, section, tables
+from tests.docs.pages import PAGES, first_words, name_of, read, section, tables
 
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
@@ -189,25 +188,17 @@ def test_the_hops_that_are_named_exist(way):
     (rows,) = tables(section("architecture.md", way))
     for path, function, _ in rows:
         source = (ROOT / path.strip("`")).read_text()
-        assert re.search(rf"^ *(?:async )?def {function.strip('`')}\(", source, re.MULTILINE), (
-            path,
-            function,
-        )
+        name = function.strip("`")
+        assert re.search(rf"^ *(?:async )?def {name}\(", source, re.MULTILINE), f"{path} {name}"
 
 
 def test_the_rooms_that_are_named_are_all_there_are():
-    rooms = {
-        f"{app}/{name}"
-        for app in ("runs", "chat")
-        for name in os.listdir(ROOT / app)
-        if (ROOT / app / name / "__init__.py").exists()
-    }
-    text = section("architecture.md", "Rooms of the engine") + section(
-        "architecture.md", "Rooms of the product"
-    )
-    told = {name.rstrip("/") for name in re.findall(r"`((?:runs|chat)/\w+/)`", text)}
-    plain = {"migrations", "templatetags"}  # what Django looks for
-    assert told | {"chat/management"} == {room for room in rooms if room.partition("/")[2] not in plain}
+    packages = [path.parent for app in ("runs", "chat") for path in (ROOT / app).glob("*/__init__.py")]
+    for_django = ("migrations", "templatetags", "management")
+    rooms = {name_of(package) for package in packages if package.name not in for_django}
+    engine, product = (section("architecture.md", f"Rooms of the {part}") for part in ("engine", "product"))
+    told = set(re.findall(r"^\| `((?:runs|chat)/\w+)/`", engine + product, re.MULTILINE))
+    assert told - {"runs/management"} == rooms
 
 
 def test_the_constraints_that_hold_the_invariants_exist():

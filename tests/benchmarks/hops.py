@@ -81,7 +81,11 @@ def serve() -> None:
 
     def obey() -> None:
         for line in sys.stdin:
-            answer = recorder.start() if line == "start\n" else recorder.stop()
+            answer = None
+            if line == "start\n":
+                recorder.start()
+            else:
+                answer = recorder.stop()
             print("HOPS", json.dumps(answer), flush=True)
 
     threading.Thread(target=obey, daemon=True).start()

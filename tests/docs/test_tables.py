@@ -23,7 +23,7 @@ from runs.states import CancelOutcome, Effect, ErrorCode
 from runs.token import CancelToken
 from runs.wire import contract
 from tests import ROOT
-from tests.docs.pages import PAGES, first_words, read, section, tables
+from tests.docs.pages import PAGES, first_words, name_of, read, section, tables
 
 TEXT = "\n".join(page.read_text() for page in PAGES)
 
@@ -182,6 +182,24 @@ def test_the_programs_that_are_named_exist(name):
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:runs|chat|project|tests)/[\w/.]*)`", TEXT))))
 def test_the_files_and_folders_that_are_named_exist(path):
     assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("way", ["A message, followed through", "A cancel, followed through"])
+def test_the_hops_that_are_named_exist(way):
+    (rows,) = tables(section("architecture.md", way))
+    for path, function, _ in rows:
+        source = (ROOT / path.strip("`")).read_text()
+        name = function.strip("`")
+        assert re.search(rf"^ *(?:async )?def {name}\(", source, re.MULTILINE), f"{path} {name}"
+
+
+def test_the_rooms_that_are_named_are_all_there_are():
+    packages = [path.parent for app in ("runs", "chat") for path in (ROOT / app).glob("*/__init__.py")]
+    for_django = ("migrations", "templatetags", "management")
+    rooms = {name_of(package) for package in packages if package.name not in for_django}
+    engine, product = (section("architecture.md", f"Rooms of the {part}") for part in ("engine", "product"))
+    told = set(re.findall(r"^\| `((?:runs|chat)/\w+)/`", engine + product, re.MULTILINE))
+    assert told - {"runs/management"} == rooms
 
 
 def test_the_constraints_that_hold_the_invariants_exist():

@@ -6,6 +6,7 @@ A scripted model gives the same answers each time. The pictures replace those in
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
@@ -85,7 +86,8 @@ def take_phone(browser: Browser, server: Server) -> None:
         spelled("count_primes", {"limit": 2_000_000}),
     )
     server.provider.add(count, marker=question)
-    context = browser.new_context(base_url=server.address, device_scale_factor=2, **PHONE)
+    phone: Any = PHONE
+    context = browser.new_context(base_url=server.address, device_scale_factor=2, **phone)
     page = context.new_page()
     log_in(page, server)
     send(page, question)

@@ -81,12 +81,12 @@ def serve() -> None:
 
     def obey() -> None:
         for line in sys.stdin:
-            answer = None
+            hops: Hops = {}
             if line == "start\n":
                 recorder.start()
             else:
-                answer = recorder.stop()
-            print("HOPS", json.dumps(answer), flush=True)
+                hops = recorder.stop()
+            print("HOPS", json.dumps(hops), flush=True)
 
     threading.Thread(target=obey, daemon=True).start()
     threading.setprofile(recorder.profile)

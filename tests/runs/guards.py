@@ -428,7 +428,7 @@ GUARDS = {
             "worker",
             lambda _: SimpleNamespace(first=lambda worker_id: Worker(id=worker_id)),
         ),
-        "a force-cancel leaves the saver open": (dispatch, "seal", nothing),
+        "a force-cancel leaves the saver open": (dispatch, "fence", nothing),
         "open calls stay open at the end": (tool_calls, "ends_of_open", gives([])),
         "a straggler changes what was known": (
             tool_calls,

@@ -164,7 +164,7 @@ def _as_if_for_the_first_time(original):
 
 def _as_if_committed(original):
     def commit(parts, retrying):
-        return [writer.Written.COMMITTED for _ in parts] if retrying else original(parts, retrying)
+        return [writer.Outcome.COMMITTED for _ in parts] if retrying else original(parts, retrying)
 
     return commit
 
@@ -428,7 +428,7 @@ GUARDS = {
             "worker",
             lambda _: SimpleNamespace(first=lambda worker_id: Worker(id=worker_id)),
         ),
-        "a force-cancel leaves the saver open": (dispatch, "seal", nothing),
+        "a force-cancel leaves the saver unfenced": (dispatch, "fence", nothing),
         "open calls stay open at the end": (
             tool_calls,
             "ends_of_open",

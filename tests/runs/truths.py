@@ -52,8 +52,8 @@ class Truths:
         self.clock = timezone.now()
         self.world.enter_context(patch.object(timezone, "now", lambda: self.clock))
         self.world.enter_context(patch.object(bus, "publish", self.tell))
-        self.sealed = set()
-        engine = SimpleNamespace(offer=self.offer, seal=self.sealed.add, watch=None)
+        self.fenced = set()
+        engine = SimpleNamespace(offer=self.offer, fence=self.fenced.add, watch=None)
         self.world.enter_context(patch.object(process, "current", engine))
         self.written = True  # since the last look
         self.world.enter_context(connection.execute_wrapper(self.note_writing))

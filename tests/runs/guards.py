@@ -90,16 +90,6 @@ def _never_raised(original):
     return take
 
 
-def _counts_the_wait(original):
-    def take(session, run, worker):
-        taken = original(session, run, worker)
-        if taken is not None:
-            Run.objects.filter(id=taken.id).update(claimed_at=taken.started_at)
-        return taken
-
-    return take
-
-
 # Endings
 
 
@@ -174,7 +164,7 @@ def _as_if_for_the_first_time(original):
 
 def _as_if_committed(original):
     def commit(parts, retrying):
-        return [writer.Written.COMMITTED for _ in parts] if retrying else original(parts, retrying)
+        return [writer.Outcome.COMMITTED for _ in parts] if retrying else original(parts, retrying)
 
     return commit
 
@@ -250,6 +240,16 @@ def _keeps_old_answers(original):
         return done
 
     return wait
+
+
+def _of_any_request(original):
+    def first(session_id, key):
+        found = original.first(session_id, key)
+        if found is not None:
+            found.request_digest = ANYTHING
+        return found
+
+    return SimpleNamespace(first=first)
 
 
 def _at_the_end(original):
@@ -409,13 +409,13 @@ GUARDS = {
         ),
     },
     "Log, then tell": {
-        "a batch whose reply was lost is written twice": (writer, "_commit", _as_if_for_the_first_time),
-        "a batch that was lost is not written again": (writer, "_commit", _as_if_committed),
         "events are told before their commit": (
             events,
             "transaction",
             lambda _: SimpleNamespace(on_commit=lambda tell: tell()),
         ),
+        "a batch whose reply was lost is written twice": (writer, "_commit", _as_if_for_the_first_time),
+        "a batch that was lost is not written again": (writer, "_commit", _as_if_committed),
         "that a run was queued is never told": (events, "publish", _without_the_first),
         "nobody is told that a session changed": (notices, "session_changed", nothing),
     },
@@ -428,8 +428,12 @@ GUARDS = {
             "worker",
             lambda _: SimpleNamespace(first=lambda worker_id: Worker(id=worker_id)),
         ),
-        "a force-cancel leaves the saver open": (dispatch, "fence", nothing),
-        "open calls stay open at the end": (tool_calls, "ends_of_open", gives([])),
+        "a force-cancel leaves the saver unfenced": (dispatch, "fence", nothing),
+        "open calls stay open at the end": (
+            tool_calls,
+            "ends_of_open",
+            lambda _: lambda run, *, is_lost: [],
+        ),
         "a straggler changes what was known": (
             tool_calls,
             "straggler_ended",
@@ -447,7 +451,6 @@ GUARDS = {
         "text in progress is not counted": (writer, "_increments", _without_text_in_progress),
         "calls closed at the end are no messages": (closing_events, "messages_in", gives(0)),
         "a resumed turn counts its message again": (queue, "enqueue", _counts_again),
-        "the time until an answer counts": (queue, "_take", _counts_the_wait),
         "the last stretch is not counted": (statistics, "pause", nothing),
         "the time that a lost execution was silent counts": (
             statistics,
@@ -464,7 +467,7 @@ GUARDS = {
             "_effect_at_end",
             lambda original: lambda call, is_lost: original(call, False),
         ),
-        "a turn ends without an answer": (closing_events, "_note", gives([])),
+        "a turn ends without an answer": (closing_events, "_note", lambda _: lambda run: []),
         "every end counts as repaired": (endings, "end", _all_repaired),
         "what is retried stays in the history": (resolution, "resolve", _keeps_the_retried),
         "half a turn is retried": (
@@ -533,11 +536,10 @@ GUARDS = {
             lambda _: SimpleNamespace(first=lambda *_: None),
         ),
         "a key gives its run to another request": (
-            admission.Turn,
-            "digest",
-            lambda _: property(lambda turn: "the same"),
+            admission.statements,
+            "run_with_key",
+            _of_any_request,
         ),
-        "the queue has no limit": (admission, "_check_queue", nothing),
         "nobody is offered what can be claimed": (dispatch, "request", nothing),
         "a session is offered before the commit": (
             dispatch,

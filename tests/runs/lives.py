@@ -249,7 +249,7 @@ class Lives(Truths, RuleBasedStateMachine):
         assert after.status == RunStatus.CANCELLED, "a force-cancel ended nothing"
         assert operation.settled_at is not None, "a cancel waits for nobody"
         if run.status == RunStatus.RUNNING:
-            assert run.id in self.fenced, "the saver of what was taken away is open"
+            assert run.id in self.fenced, "the saver of what was taken away is not fenced"
 
     # Workers
 

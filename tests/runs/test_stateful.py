@@ -83,3 +83,7 @@ def test_the_machine_notices_that(name, monkeypatch):
     # The last of its lives is the repetition of the one in which it was found.
     told = str(found.value).splitlines()[:1] or [""]
     print(f"{name} | {told[0]} | {machine.lives - before - 1}")
+
+
+def test_every_guard_is_there():
+    assert not [name for name, (owner, function, _) in BREAKS.items() if not hasattr(owner, function)]

@@ -47,13 +47,13 @@ async def test_lines_of_a_run_name_it_its_session_and_its_worker(engine, alice, 
             written.append(json.loads(JsonFormatter().format(record)))
 
     collector = Collector()
-    logging.getLogger("runs.worker.execution").addHandler(collector)
+    logging.getLogger("runs.worker").addHandler(collector)
     try:
         session = (await in_thread(operations.create_session, alice))["id"]
         run_id = (await in_thread(operations.start_turn, alice, session, "hello"))["id"]
         await terminal(run_id)
     finally:
-        logging.getLogger("runs.worker.execution").removeHandler(collector)
+        logging.getLogger("runs.worker").removeHandler(collector)
     failed = next(found for found in written if "failed" in found["message"])
     assert (failed["run"], failed["session"], failed["worker"]) == (run_id, session, str(engine.id))
     assert log_context.ids().get("run") is None  # and those of nobody else

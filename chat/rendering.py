@@ -99,18 +99,18 @@ def render_markdown(text: str) -> SafeString:
     if len(text) > MAX_CHARACTERS:
         return _as_it_is(text)
     try:
-        html = _markdown.render(_sendable(text))
+        html = _markdown.render(_without_surrogates(text))
     except _TooDeep:
         return _as_it_is(text)
     return mark_safe(_sanitiser.clean(html))  # noqa: S308  sanitised
 
 
 def _as_it_is(text: str) -> SafeString:
-    return mark_safe(f"<pre>{escape(_sendable(text))}</pre>")  # noqa: S308  escaped
+    return mark_safe(f"<pre>{escape(_without_surrogates(text))}</pre>")  # noqa: S308  escaped
 
 
-def _sendable(text: str) -> str:
-    """The text without the half of a pair that cannot be sent."""
+def _without_surrogates(text: str) -> str:
+    """The text with U+FFFD for lone surrogates, which cannot be sent."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

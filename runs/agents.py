@@ -23,11 +23,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Policy:
-    """What an agent may say about itself, by the ``agent`` decorator on its function."""
+    """What an agent says about itself, by the ``agent`` decorator on the function that builds its graph."""
 
     title: str = ""  # how people call it
     description: str = ""  # one sentence for the list of agents
-    on_interrupt: str = "ask"  # "ask", "resume" or "dismiss": what becomes of an interrupted run by itself
+    on_interrupt: str = "ask"  # "ask", "resume" or "dismiss": what happens to an interrupted run
     idempotent_tools: frozenset[str] = field(default_factory=frozenset)  # may run twice without harm
     generate_title: GenerateTitle | None = None  # (user's text, answer) -> title, or None to keep the words
 
@@ -75,7 +75,7 @@ def built(name: str) -> Agent | None:
 
 
 def load(name: str) -> Agent:
-    """The agent of that name; to build its graph may take seconds. Raises AgentMismatch like ``built``."""
+    """The agent of that name. Building its graph may take seconds. Raises AgentMismatch like ``built``."""
     agent = built(name)
     if agent is None:
         build = _function(name)
@@ -89,12 +89,12 @@ def warm_up() -> None:
     for name in names():
         try:
             load(name)
-        except Exception:  # it is somebody else's function; its turns will fail and say so
+        except Exception:  # the function may raise anything; the agent's turns will fail and say why
             logger.exception("The agent %s cannot be built.", name)
 
 
 def for_reading(name: str) -> Agent:
-    """The agent of that name; when it is not configured any more, one that can read messages and no more."""
+    """The agent of that name. If it is not configured any more, an agent that can only read messages."""
     try:
         return load(name)
     except AgentMismatch:
@@ -127,5 +127,5 @@ def _function(name: str) -> BuildGraph:
 
 
 def forget() -> None:
-    """Build all graphs anew when they are next needed; for tests that change ``AGENTS``."""
+    """Build all graphs anew when they are next needed. For tests that change ``AGENTS``."""
     _built.clear()

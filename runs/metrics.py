@@ -1,7 +1,6 @@
 """What this process counts of its own work, for Prometheus. Each measurement costs about a microsecond.
 
-Here is what nobody could read later; what is in the database is read when somebody asks
-(``chat.monitoring.metrics``).
+Only what is not in the database is counted here. ``chat.monitoring.metrics`` reads the rest when asked.
 """
 
 from django.db import transaction

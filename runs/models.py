@@ -128,7 +128,7 @@ class RunQuerySet(models.QuerySet["Run"]):
         return self.filter(status__in=(*ACTIVE, RunStatus.INTERRUPTED), resolution__isnull=True)
 
     def undecided(self) -> Self:
-        """Interrupted, and nobody has decided what becomes of it; at most one of a session.
+        """``UNDECIDED``: at most one of a session, and nothing is claimed behind it.
 
         It need not be the latest: what was queued behind it and cancelled there has ended after it.
         """
@@ -312,7 +312,7 @@ class Run(models.Model):
 
     @property
     def is_undecided(self) -> bool:
-        """As ``RunQuerySet.undecided``."""
+        """As ``UNDECIDED``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
 
 

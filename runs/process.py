@@ -1,9 +1,9 @@
-"""The engine of this process, where everybody finds it: one object, set while it serves."""
+"""The engine of this process: one object, set while the process serves."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runs.worker.engine import Engine
 
-# None in a process that does not serve, such as a command, and before and after it serves.
+# None in a process that does not serve, such as a command, and before it serves and afterwards.
 current: "Engine | None" = None

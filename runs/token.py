@@ -1,7 +1,7 @@
-"""What a tool that can block asks for: how a cancel reaches code in threads, callbacks and child processes.
+"""The cancel token, as agents import it: how a cancel reaches code in threads and child processes.
 
-``token = cancel_token()``, then ``token.cancelled``, ``token.wait(seconds)``, ``token.on_cancel(callback)``,
-``token.start_process(args)``. The way to write it for agents; the work is done in ``runs.stopping``.
+A tool that can block calls ``token = cancel_token()``. Then it uses ``token.cancelled``,
+``token.wait(seconds)``, ``token.on_cancel(callback)`` or ``token.start_process(args)``.
 """
 
 from runs.stopping.cancel_token import CancelToken, RunCancelled, cancel_token

@@ -41,8 +41,8 @@ class Close(Exception):
         self.code = code
 
 
-class Flow:
-    """How fast a client may send: a bucket of tokens that refills. A frame costs one, a large one more."""
+class FrameRateLimit:
+    """A token bucket for the frames of a client. A frame costs one token, a large one more."""
 
     capacity = 200.0
     per_second = 50.0
@@ -81,7 +81,7 @@ class Consumer:
         self.user = self.login.user
         self._receive = receive
         self._send = send
-        self._flow = Flow()
+        self._rate_limit = FrameRateLimit()
 
     @classmethod
     def as_asgi(cls) -> Callable[..., Awaitable[None]]:
@@ -152,7 +152,7 @@ class Consumer:
                 raise Invalid("Binary frames are not understood; send JSON as text.")
             if len(text) > FRAME_LIMIT:
                 raise Close(1009)
-            if not self._flow.admits(text):
+            if not self._rate_limit.admits(text):
                 raise Throttled("You are sending frames too fast; this one was not read.")
             frame = as_object(text)
             if isinstance(frame.get("request_id"), str):

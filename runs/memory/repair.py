@@ -280,7 +280,5 @@ def _writing_node(graph: _Graph, keys: Collection[str]) -> str:
         return START
     # A node of a join would mark itself as done for the node that waits.
     joined = {name for starts, _ in builder.waiting_edges for name in starts}
-    without_branches = (
-        name for name in builder.nodes if not builder.branches.get(name) and name not in joined
-    )
-    return next(without_branches, START)
+    usable = (name for name in builder.nodes if not builder.branches.get(name) and name not in joined)
+    return next(usable, START)

@@ -45,7 +45,7 @@ class TrackingExecutor(ThreadPoolExecutor):
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         token = current.get()
         pool = self._others if token is None else self._runs
-        call = _SubmittedFunction(pool, token, partial(function, *args, **kwargs))
+        call = SubmittedFunction(pool, token, partial(function, *args, **kwargs))
         if token is not None and not token.activity.add_thread(call):
             call.cancel()
             return call
@@ -62,7 +62,7 @@ class TrackingExecutor(ThreadPoolExecutor):
             pool.close(cancel_futures)
 
 
-class _SubmittedFunction(Future[T]):
+class SubmittedFunction(Future[T]):
     """A function and the future of its result. They are one object, so that they make no cycle."""
 
     def __init__(self, pool: "_Pool", token: CancelToken | None, function: Callable[[], T]) -> None:
@@ -84,6 +84,7 @@ class _SubmittedFunction(Future[T]):
         return cancelled
 
     def give_up(self) -> None:
+        """Stop counting it against the threads of its executor."""
         self._pool.give_up(self)
 
     def run(self) -> None:
@@ -118,7 +119,7 @@ def _call_with_token(token: CancelToken | None, function: Callable[[], T]) -> T:
         current.reset(before)
 
 
-_Inbox: TypeAlias = SimpleQueue[_SubmittedFunction[Any] | None]
+_Inbox: TypeAlias = SimpleQueue[SubmittedFunction[Any] | None]
 
 
 class _Pool:
@@ -131,10 +132,10 @@ class _Pool:
         self._lock = threading.Lock()
         self._threads = 0  # without those that were given up on
         self._idle: list[_Inbox] = []  # where each idle thread waits, the last one first
-        self._queue: deque[_SubmittedFunction[Any]] = deque()  # not empty only while no thread is idle
+        self._queue: deque[SubmittedFunction[Any]] = deque()  # not empty only while no thread is idle
         self._closed = False
 
-    def put(self, call: _SubmittedFunction[Any]) -> None:
+    def put(self, call: SubmittedFunction[Any]) -> None:
         with self._lock:
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
@@ -150,7 +151,7 @@ class _Pool:
                         self._queue.pop()
                         raise
 
-    def give_up(self, call: _SubmittedFunction[Any]) -> None:
+    def give_up(self, call: SubmittedFunction[Any]) -> None:
         """Count the thread that runs this function no longer. The thread ends with the function."""
         with self._lock:
             if call.holds_place:

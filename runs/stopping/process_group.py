@@ -20,7 +20,7 @@ class ProcessGroup:
     """A process started as the leader of a new session and group.
 
     It lives until the last process of the group has ended, grandchildren included. A process that
-    leaves the group by itself (``setsid``) is out of reach.
+    leaves the group by itself (``setsid``) is not seen any more.
     """
 
     def __init__(self, args: Any, **popen_kwargs: Any) -> None:

@@ -15,30 +15,18 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 from runs.stopping.process_group import ProcessGroup
 
+if TYPE_CHECKING:
+    from runs.stopping.executor import SubmittedFunction
+
 logger = logging.getLogger(__name__)
 
 
-class ThreadFunction(Protocol):
-    """A function handed to an executor, from its submission to its end."""
-
-    def cancel(self) -> bool:
-        """Cancel it if it has not started. Returns whether it was cancelled."""
-
-    tool_call: str | None  # the tool call that it works for, if that is known
-
-    def give_up(self) -> None:
-        """Stop counting it against the threads of its executor."""
-
-    def add_done_callback(self, callback: "Callable[[Any], None]") -> None:
-        """Call ``callback`` with it, as the future of its result, once it has ended."""
-
-
-Activity: TypeAlias = ThreadFunction | asyncio.Task[Any] | ProcessGroup
+Activity: TypeAlias = "SubmittedFunction[Any] | asyncio.Task[Any] | ProcessGroup"
 Waiter: TypeAlias = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
@@ -169,7 +157,7 @@ class RunActivity:
 
     # Entering and leaving
 
-    def add_thread(self, thread: ThreadFunction) -> bool:
+    def add_thread(self, thread: "SubmittedFunction[Any]") -> bool:
         """Enter a function for a thread; False if the run starts no more of them."""
         with self._lock:
             if self._closed_to_threads:
@@ -177,7 +165,7 @@ class RunActivity:
             self._alive.add(thread)
             return True
 
-    def remove_thread(self, thread: ThreadFunction) -> None:
+    def remove_thread(self, thread: "SubmittedFunction[Any]") -> None:
         """Remove a function that has ended or was taken back. Doing it twice is harmless."""
         self._remove(thread)
 

@@ -18,7 +18,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langgraph.constants import TAG_NOSTREAM
 
-from runs.stopping.cancel_token import current_call
+from runs.stopping.cancel_token import CancelToken, current_call
 from runs.translation.messages import MessageTranslation
 from runs.translation.tools import ToolTranslation
 from runs.translation.usage import estimate_input, output_length
@@ -43,13 +43,11 @@ class RunCallbacks(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(
-        self, messages: MessageTranslation, tools: ToolTranslation, is_cancelled: Callable[[], bool]
-    ) -> None:
+    def __init__(self, messages: MessageTranslation, tools: ToolTranslation, token: CancelToken) -> None:
         self.errors = RaisedErrors()
         self._messages = messages
         self._tools = tools
-        self._is_cancelled = is_cancelled
+        self._token = token
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
 
@@ -81,7 +79,7 @@ class RunCallbacks(BaseCallbackHandler):
         self._tell(self._messages.llm_started, run_id, sum(map(len, prompts)) // 4, None)
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
-        if self._is_cancelled() and threading.get_ident() == self._thread:
+        if self._token.cancelled and threading.get_ident() == self._thread:
             # The cancel came together with this piece, and a wait_for of the model's client has swallowed it
             # (before Python 3.12 it does).
             raise asyncio.CancelledError
@@ -131,7 +129,7 @@ class RunCallbacks(BaseCallbackHandler):
         In a cancelled run any error does. Elsewhere a CancelledError may be the tool's own: then nobody has
         cancelled the task it runs in.
         """
-        if self._is_cancelled():
+        if self._token.cancelled:
             return True
         if not isinstance(error, asyncio.CancelledError) or threading.get_ident() != self._thread:
             return False

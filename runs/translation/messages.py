@@ -165,18 +165,18 @@ class MessageTranslation:
 
     def llm_chunk(self, run_id: UUID, characters: int, usage: Any) -> None:
         """A chunk of an LLM call was handed over, with the provider's ``usage_metadata`` or None."""
-        if (call := self.meter.get(run_id)) is not None:
+        if (call := self.meter.open.get(run_id)) is not None:
             self.meter.chunk(call, characters, usage)
 
     def llm_ended(self, run_id: UUID, result: LLMResult) -> None:
         """An LLM call has ended well."""
-        if (call := self.meter.get(run_id)) is not None:
+        if (call := self.meter.open.get(run_id)) is not None:
             self.meter.end(call, result)
             self._call_ended(run_id)
 
     def llm_failed(self, run_id: UUID) -> None:
         """An LLM call broke off."""
-        if (call := self.meter.get(run_id)) is not None:
+        if (call := self.meter.open.get(run_id)) is not None:
             self.meter.fail(call)
             self._call_ended(run_id)
 

@@ -133,7 +133,7 @@ class ToolTranslation:
         self._start(call, None, (), counts=not call.counted)
         self._finish(call, message)
 
-    def tell_begun(self) -> None:
+    def log_begun(self) -> None:
         """Log the start of each tool that has begun, though its chunk may still be in the queue."""
         for call in self._calls.values():
             if call.id in self._nodes and not call.ended:

@@ -27,6 +27,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from runs.foundation.values import clean, to_json
 from runs.log.transcript import NOTES, note_id
 from runs.states import EventType, RunStatus
+from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
 from runs.translation.messages import MessageTranslation
 from runs.translation.tools import CallState, ToolTranslation
@@ -66,7 +67,7 @@ class Translator:
         log_updates: bool = False,
         log_custom: bool = False,
         known: LoggedBefore | None = None,
-        is_cancelled: Callable[[], bool] = lambda: False,
+        token: CancelToken | None = None,
         on_result: Callable[[str], None] = lambda call_id: None,
     ) -> None:
         known = known or LoggedBefore()
@@ -85,7 +86,7 @@ class Translator:
             logged=known.messages,
             ends_with_text=known.ends_with_text,
         )
-        handler = RunCallbacks(self.messages, self.tools, is_cancelled)
+        handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
         self.callbacks: list[BaseCallbackHandler] = [handler]
         self.errors = handler.errors  # what broke so far
         self.questions: list[dict[str, Any]] = []  # [{id, value}] that the graph asked the user
@@ -136,10 +137,6 @@ class Translator:
         self.messages.ends_with_text = False
 
     # The end
-
-    def leave_open(self) -> None:
-        """The graph was broken off and may be gone on with: log which tools have begun, and end nothing."""
-        self.tools.tell_begun()
 
     def close(self, status: RunStatus) -> None:
         """No chunk comes any more: end what is open, as the run's ``status`` wants it.

@@ -100,29 +100,20 @@ class LLMMeter:
 
     def __init__(self, count: Callable[..., None]) -> None:
         self._count = count
-        self._open: dict[UUID, LLMCall] = {}
+        self.open: dict[UUID, LLMCall] = {}  # the calls in progress
         self._active_at = time.monotonic()
-
-    @property
-    def open_calls(self) -> int:
-        """LLM calls in progress."""
-        return len(self._open)
 
     @property
     def last_activity(self) -> float:
         """Monotonic time since which the quietest open call has given nothing; without one, the last end."""
-        return min((call.active_at for call in self._open.values()), default=self._active_at)
+        return min((call.active_at for call in self.open.values()), default=self._active_at)
 
     def start(self, run_id: UUID, input_estimate: int) -> LLMCall:
         """A call begins."""
         call = LLMCall(run_id, input_estimate, time.monotonic(), counted=Tokens(input_estimate, 0))
-        self._open[run_id] = call
+        self.open[run_id] = call
         self._count(llm_calls=1, open_input_tokens=input_estimate)
         return call
-
-    def get(self, run_id: UUID) -> LLMCall | None:
-        """The open call with this id."""
-        return self._open.get(run_id)
 
     def chunk(self, call: LLMCall, characters: int, usage: Any) -> None:
         """A chunk came, with ``characters`` of output and the provider's ``usage_metadata`` or None."""
@@ -156,11 +147,11 @@ class LLMMeter:
 
     def close(self) -> None:
         """No call goes on from here: whatever is open has failed."""
-        for call in list(self._open.values()):
+        for call in list(self.open.values()):
             self.fail(call)
 
     def _close(self, call: LLMCall, used: Tokens, *, estimated: bool) -> None:
-        del self._open[call.id]
+        del self.open[call.id]
         call.ended = True
         call.active_at = self._active_at = time.monotonic()
         self._carry(call, _NOTHING)

@@ -123,7 +123,7 @@ class Execution:
             log_updates="updates" in self.run.stream_modes,
             log_custom="custom" in self.run.stream_modes,
             known=turn.known,
-            is_cancelled=lambda: self.token.cancelled,
+            token=self.token,
             on_result=self._on_loop(self._tool_returned),
         )
         try:
@@ -200,7 +200,7 @@ class Execution:
     def _silence(self) -> float:
         """For how many seconds the quietest LLM call in progress has given nothing."""
         meter = self._translator.messages.meter
-        return time.monotonic() - meter.last_activity if meter.open_calls else 0
+        return time.monotonic() - meter.last_activity if meter.open else 0
 
     def _find_slow_tool(self) -> str | None:
         """The name of a tool that has been at work for too long."""
@@ -257,8 +257,8 @@ class Execution:
     async def _write(self, ending: Ending) -> Outcome:
         # A graph may complete with a tool call that has no result. No provider takes such a history.
         unanswered = ending.status is RunStatus.COMPLETED and self._translator.tools.unanswered
-        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it
-            self._translator.leave_open()
+        if ending.status is RunStatus.INTERRUPTED:  # another run may resume it, so nothing is ended
+            self._translator.tools.log_begun()
         else:
             self._translator.close(ending.status)
         await self._log.flush()

@@ -92,14 +92,13 @@ async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tur
 
 def _has_begun(turn: TurnContext, stored: Sequence[BaseMessage]) -> bool:
     """Whether the turn's user message is in the checkpoint, which holds these."""
-    return any(message.id == said_to(turn) for message in stored)
+    return any(message.id == turn.said.user.id for message in stored)
 
 
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
     """Bring a turn that is about to end into order, once all it said is in the log."""
-    said = await in_thread(lambda: read(Run.objects.get(id=run.id)))
-    seed = await in_thread(brought_messages.not_in_checkpoint, run.session)
-    await repair(graph, run.session_id, [said], brought=seed)
+    said, brought = await in_thread(lambda: (read(run), brought_messages.not_in_checkpoint(run.session)))
+    await repair(graph, run.session_id, [said], brought=brought)
 
 
 async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Any:
@@ -135,15 +134,10 @@ def _of_turn(turn: TurnContext, messages: list[BaseMessage]) -> list[BaseMessage
     A subgraph that was not given that message may remember earlier turns. Of its messages only the results of
     tools are known to belong to this turn.
     """
-    begin = next((i for i, message in enumerate(messages) if message.id == said_to(turn)), None)
+    begin = next((i for i, message in enumerate(messages) if message.id == turn.said.user.id), None)
     if begin is None:
         return [message for message in messages if isinstance(message, ToolMessage)]
     return messages[begin:]
-
-
-def said_to(turn: TurnContext) -> str:
-    """The id of the turn's user message in the graph."""
-    return turn.said.user.id
 
 
 def _load_earlier(turn: TurnContext) -> None:

@@ -1,4 +1,4 @@
-"""A better title than the user's first words, by the agent's policy; outside the turn's numbers."""
+"""A better title than the user's first words, if the agent's policy generates one. No run counts its cost."""
 
 import logging
 from uuid import UUID
@@ -35,7 +35,7 @@ def _first_answer(run_id: UUID) -> tuple[str, str] | None:
     run = Run.objects.select_related("session").filter(id=run_id).first()
     if run is None or run.status != RunStatus.COMPLETED or run.session.title_source != TitleSource.WORDS:
         return None
-    if run.session.origin == Origin.API:  # is in no list; a title there would cost a call for nobody
+    if run.session.origin == Origin.API:  # such a session is in no list, and nobody would see the title
         return None
     answers = RunEvent.objects.filter(run=run, type=EventType.MESSAGE_COMPLETED).order_by("-seq")
     last = answers.first()

@@ -50,8 +50,9 @@ def test_the_table_of_errors_names_every_code_with_its_status():
 
 
 def test_the_table_of_objects_names_every_field():
+    objects = components()
     for name, fields in tables(section("clients/index.md", "Objects"))[0]:
-        assert words_in(fields) == set(components()[name]["properties"]), name
+        assert words_in(fields) == set(objects[name]["properties"]), name
 
 
 def test_the_table_of_effects_names_every_effect():
@@ -67,7 +68,7 @@ def test_the_table_of_outcomes_names_every_outcome():
 def test_the_table_of_events_names_every_event_with_its_fields():
     events, failures = tables(section("clients/events.md", "Each event"))
     told = {row[0].strip("`"): words_in(row[1]) for row in events}
-    assert told == {str(type): set(fields.__annotations__) for type, fields in contract.EVENTS.items()}
+    assert told == {str(type): set(data.__annotations__) for type, data in contract.EVENTS.items()}
     assert first_words(failures) == ErrorCode.values
 
 

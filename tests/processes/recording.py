@@ -8,7 +8,9 @@ import json
 import sys
 import tarfile
 import tempfile
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tests.processes.server import Server
 from tests.provider import Disconnect, Hold, Round, call, numbered, provider_process, say
@@ -16,7 +18,7 @@ from tests.provider import Disconnect, Hold, Round, call, numbered, provider_pro
 ANSWERS = "answers.json"
 
 
-def told(server):
+def told(server: Server) -> dict[str, Any]:
     """What the server tells of each session: its history, its runs and their logs."""
     found = {}
     for origin in ("chat", "api"):
@@ -31,11 +33,11 @@ def told(server):
     return found
 
 
-def live_through(server):
+def live_through(server: Server) -> None:
     """A session for each way that a turn can go; the interrupted ones are decided about later."""
     provider = server.provider
 
-    def start(text, *rounds, session=None, **options):
+    def start(text: str, *rounds: Round, session: str | None = None, **options: Any) -> tuple[str, str]:
         provider.add(*rounds, marker=text)
         session = session or server.open_session()
         return session, server.start_turn(session, text, **options)
@@ -73,15 +75,23 @@ def live_through(server):
     for name in ("lost and resumed", "lost and undecided"):
         gate = name.replace(" ", "-")
         session, run = start(name, call("mark", x=name), Round(numbered(20), Hold(gate)))
-        server.until(lambda gate=gate: provider.gate(gate)["arrivals"], name)
+        server.until(partial(arrivals, server, gate), name)
     start("behind the lost one", session=session, multitask="enqueue")
 
 
-def types(server, run):
+def arrivals(server: Server, gate: str) -> int:
+    return int(server.provider.gate(gate)["arrivals"])
+
+
+def is_at_rest(server: Server, run: str) -> bool:
+    return bool(server.run(run)["status"] != "running")
+
+
+def types(server: Server, run: str) -> list[str]:
     return [event["type"] for event in server.events(run)]
 
 
-def record(file):
+def record(file: Path) -> None:
     """Live through it all, with a kill -9 and a restart, and pack what is left."""
     with tempfile.TemporaryDirectory() as folder, provider_process() as provider:
         data = Path(folder, "data")
@@ -94,7 +104,7 @@ def record(file):
             server.start()
             lost = [run for session in told(server).values() for run in session["runs"]]
             for run in lost:
-                server.until(lambda run=run: server.run(run["id"])["status"] != "running", "the end")
+                server.until(partial(is_at_rest, server, run["id"]), "the end")
             resumed = next(run for run in lost if "lost and resumed" in str(server.events(run["id"])[0]))
             provider.open("lost-and-resumed")
             provider.add(say("Here it goes on."), marker="lost and resumed")

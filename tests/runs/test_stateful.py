@@ -5,9 +5,9 @@ are tried, ``STATEFUL_STEPS`` (40) how long each is, and ``STATEFUL_SEED`` repea
 "random" takes a new one.
 
 Then the guards of the engine are broken on purpose, one at a time (``guards``), and the machine has to notice
-each. The first of each invariant is tried by default; ``STATEFUL_GUARDS=all`` tries all, which takes a while.
+each. The first of each invariant is tried by default, with ``STATEFUL_MUTATIONS=all`` all are.
 
-``python -m tests.runs.search`` looks for more with both.
+``make lives`` looks for more with both.
 """
 
 import os
@@ -71,7 +71,7 @@ FIRST = [next(iter(breaks)) for breaks in GUARDS.values()]
 @pytest.mark.sqlite("asks whether the machine would notice, which is the same on any database")
 @pytest.mark.django_db
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", BREAKS if os.environ.get("STATEFUL_GUARDS") == "all" else FIRST)
+@pytest.mark.parametrize("name", BREAKS if os.environ.get("STATEFUL_MUTATIONS") == "all" else FIRST)
 def test_the_machine_notices_that(name, monkeypatch):
     break_guard(monkeypatch, name)
     machine = machine_for(name)

@@ -37,11 +37,11 @@ def test_an_error_keeps_its_status_whatever_accept_says(alice, as_alice, as_bob,
 @pytest.mark.parametrize(
     "kind", [OperationalError, psycopg.OperationalError], ids=["of the ORM", "of a saver"]
 )
-def test_a_database_that_is_away_is_no_fault_of_the_request(as_alice, monkeypatch, kind):
-    def away(*args, **options):
+def test_an_unavailable_database_is_no_error_of_the_request(as_alice, monkeypatch, kind):
+    def unavailable(*args, **options):
         raise kind("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr("runs.operations.create_session", away)
+    monkeypatch.setattr("runs.operations.create_session", unavailable)
     answer = as_alice.post("sessions/", {})
     assert error_of(answer) == (503, "unavailable")
     assert message_of(answer) == "The database does not answer. Try again in a moment."

@@ -286,14 +286,14 @@ class TestLeaving:
         await http.wait(20)
         assert all_let_go()
 
-    async def test_a_stream_that_cannot_begin_gives_its_place_back(
+    async def test_a_stream_that_cannot_begin_closes_its_connection(
         self, engine, model, held, alice, session, monkeypatch
     ):
-        async def away(*_, **__):
+        async def unavailable(*_, **__):
             raise OperationalError("the server closed the connection unexpectedly")
 
         await start(alice, session, key="k")
-        monkeypatch.setattr(streams, "in_thread", away)
+        monkeypatch.setattr(streams, "in_thread", unavailable)
         answer, _ = await stream(
             alice, f"sessions/{session}/runs/", {"input": "hello"}, **{"idempotency-key": "k"}
         )
@@ -307,7 +307,7 @@ class TestLeaving:
         assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid")
         assert not await Run.objects.aexists()
 
-    async def test_the_server_that_leaves_ends_streams_and_cancels_nothing(
+    async def test_a_server_that_shuts_down_ends_streams_and_cancels_nothing(
         self, engine, model, held, alice, session
     ):
         _, http = await stream(

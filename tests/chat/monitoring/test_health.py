@@ -36,7 +36,7 @@ async def test_a_process_that_works_is_ready(engine):
     assert answer.json() == {"status": "ok", "parts": ok}
 
 
-async def test_a_process_that_leaves_is_not_ready_any_more(engine):
+async def test_a_process_that_shuts_down_is_not_ready_any_more(engine):
     engine.leaving = True
     status, found = await parts()
     assert (status, found["server"], found["database"]) == (503, "leaving", "ok")

@@ -235,7 +235,7 @@ class TestStream:
             assert "data" in block
         await http.disconnect()
 
-    async def test_a_server_that_leaves_says_so_and_cancels_nothing(self, engine, model, held, alice):
+    async def test_a_server_that_shuts_down_says_so_and_cancels_nothing(self, engine, model, held, alice):
         _, http = await stream(alice)
         await held.reached()
         open_connections.end_all()

@@ -220,7 +220,7 @@ async def test_open_answers_have_a_limit(engine, model, held, alice, monkeypatch
     await http.disconnect()
 
 
-async def test_a_server_that_leaves_takes_no_turns(engine, model, alice):
+async def test_a_server_that_shuts_down_takes_no_turns(engine, model, alice):
     engine.leaving = True
     assert error_of(await complete(alice)) == (503, "unavailable")
     assert not await Session.objects.aexists()

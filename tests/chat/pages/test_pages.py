@@ -524,11 +524,11 @@ def test_a_browser_finds_the_icon_where_it_looks_by_itself(client):
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/json"])
-async def test_while_the_database_is_away_a_page_says_so(as_alice, monkeypatch, accept, caplog):
-    def away(*args, **options):
+async def test_while_the_database_is_unavailable_a_page_says_so(as_alice, monkeypatch, accept, caplog):
+    def unavailable(*args, **options):
         raise OperationalError("the server closed the connection unexpectedly")
 
-    monkeypatch.setattr("chat.pages.session_list.read", away)
+    monkeypatch.setattr("chat.pages.session_list.read", unavailable)
     answer = await as_alice.get("/chat/list/", headers={"accept": accept})
     assert answer.status_code == 503
     assert answer.headers["Retry-After"] == "1"

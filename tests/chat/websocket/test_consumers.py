@@ -163,12 +163,12 @@ class TestHandshake:
             assert await self.attempt(f"/ws/sessions/{unreachable}/", token) == 4404
 
     @pytest.mark.parametrize("by", ["cookie", "token"])
-    async def test_while_the_database_is_away_a_handshake_is_put_off(
+    async def test_while_the_database_is_unavailable_a_handshake_is_answered_with_503(
         self, engine, alice, session, by, monkeypatch, caplog
     ):
         ours = {**HOST, "origin": "http://chat.example", **await in_thread(cookie_of, alice)}
         headers = await bearer(alice) if by == "token" else ours
-        monkeypatch.setattr(logins, {"cookie": "by_session", "token": "by_token"}[by], away)
+        monkeypatch.setattr(logins, {"cookie": "by_session", "token": "by_token"}[by], unavailable)
         assert await self.answer_unavailable(f"/ws/sessions/{session}/", headers)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -296,8 +296,10 @@ class TestFrames:
             await eventually(is_answered)
 
     async def test_a_flood_that_goes_on_is_closed(self, engine, alice, session, monkeypatch):
-        monkeypatch.setattr(base_consumer.Flow, "patience", 100)
-        monkeypatch.setattr(base_consumer.Flow, "per_second", 0.0)  # however slowly this machine reads
+        monkeypatch.setattr(base_consumer.FrameRateLimit, "patience", 100)
+        monkeypatch.setattr(
+            base_consumer.FrameRateLimit, "per_second", 0.0
+        )  # however slowly this machine reads
         async with socket(alice, session) as client:
             for _ in range(400):
                 await client.say("ping")
@@ -305,7 +307,7 @@ class TestFrames:
 
     def test_a_large_frame_costs_more_than_a_small_one(self, monkeypatch):
         monkeypatch.setattr("chat.websocket.base_consumer.monotonic", lambda: 0.0)
-        small, large = base_consumer.Flow(), base_consumer.Flow()
+        small, large = base_consumer.FrameRateLimit(), base_consumer.FrameRateLimit()
         assert sum(small.admits("x") for _ in range(300)) > 5 * sum(
             large.admits("x" * 500_000) for _ in range(300)
         )
@@ -580,7 +582,7 @@ class TestEnds:
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
     @pytest.mark.parametrize("where", ["following", "a command", "the end of a cancel"])
-    async def test_while_the_database_is_away_a_socket_is_closed_with_1013(
+    async def test_while_the_database_is_unavailable_a_socket_is_closed_with_1013(
         self, engine, model, held, alice, session, where, monkeypatch, caplog
     ):
         async with socket(alice, session) as client:
@@ -589,13 +591,13 @@ class TestEnds:
             await held.reached()
             caplog.clear()
             if where == "following":
-                monkeypatch.setattr(follow, "_read_session", away)
+                monkeypatch.setattr(follow, "_read_session", unavailable)
                 next(iter(process.current.hub._sessions[UUID(session)])).suspect_loss()
             elif where == "a command":
-                monkeypatch.setattr(operations, "cancel_session", away)
+                monkeypatch.setattr(operations, "cancel_session", unavailable)
                 await client.say("agent.cancel", session_id=session)
             else:
-                monkeypatch.setattr(follow, "_cancellation", away)
+                monkeypatch.setattr(follow, "_cancellation", unavailable)
                 await client.say("agent.cancel", session_id=session)
             assert await client.closed() == 1013
         assert open_connections.count()[open_connections.Kind.SOCKET] == 0
@@ -624,7 +626,7 @@ class TestEnds:
             assert await client.closed() == 1012
             assert await overview.closed() == 1012
 
-    async def test_the_server_that_leaves_closes_with_1012(self, engine, alice, session):
+    async def test_a_server_that_shuts_down_closes_with_1012(self, engine, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:
             open_connections.end_all()
             assert await client.closed() == 1012
@@ -673,7 +675,7 @@ class TestLogin:
             assert await client.closed() == 4401
 
     async def test_a_look_that_fails_ends_nobody(self, engine, alice, session, monkeypatch):
-        looks = iter([ConnectionError("the database is away"), True, True])
+        looks = iter([ConnectionError("the database is unavailable"), True, True])
 
         def look(login):
             found = next(looks, False)
@@ -734,7 +736,7 @@ class TestList:
         assert {frame["type"] for frame in seen} == {"session.summary"}
 
 
-def away(*args, **options):
+def unavailable(*args, **options):
     raise OperationalError("the server closed the connection unexpectedly")
 
 

@@ -17,7 +17,7 @@ from runs.live.follow import Event, SessionChanged, SessionDeleted
 from runs.states import TitleSource
 from runs.wire import representations
 from tests.fakes import Hold, Round, call, numbered, say
-from tests.runs.afar import followed_from_afar
+from tests.runs.remote_followers import remote_followers
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal, until
 
@@ -148,7 +148,7 @@ def lossy_layer(request, monkeypatch):
 
 async def test_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(lossy_layer, stage, engine):
     stage.script.add(Round(numbered(60, delay=0.01)), say("second"))
-    async with followed_from_afar(engine):
+    async with remote_followers(engine):
         following = await follow(stage, 5, runs=2)
         first = await stage.start("first")
         second = await stage.start("second", multitask="enqueue")

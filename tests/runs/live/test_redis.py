@@ -9,7 +9,7 @@ import pytest
 from runs import operations
 from runs.live.follow import Event
 from tests.fakes import Hold, Round, Silence, numbered, say
-from tests.runs.afar import followed_from_afar
+from tests.runs.remote_followers import remote_followers
 from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.services import Redis, throw_away
@@ -51,7 +51,7 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
                     if ended == 2:
                         return
 
-    async with followed_from_afar(stage.engine):
+    async with remote_followers(stage.engine):
         following = asyncio.create_task(follow())
         await begun.wait()
         first = await stage.start("first")

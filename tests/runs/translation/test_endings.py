@@ -205,7 +205,7 @@ async def test_a_failing_provider_keeps_the_partial_text_and_needs_no_note():
         await execution.run()
     execution.close(RunStatus.FAILED)
     assert execution.recorder.texts == ["Half"]
-    assert execution.translator.messages.meter.open_calls == 0
+    assert len(execution.translator.messages.meter.open) == 0
 
 
 async def test_a_turn_that_never_began_gets_its_note():

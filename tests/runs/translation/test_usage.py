@@ -114,7 +114,7 @@ def test_an_open_call_is_carried_as_an_estimate_and_taken_back_at_its_end():
     assert (counts["open_input_tokens"], counts["open_output_tokens"]) == (0, 0)
     assert (counts["input_tokens"], counts["output_tokens"]) == (50, 19)
     assert "tokens_estimated" not in counts
-    assert meter.open_calls == 0
+    assert len(meter.open) == 0
 
 
 def test_the_whole_message_does_not_count_again_what_the_stream_has_reported():
@@ -197,7 +197,7 @@ def test_estimates_of_open_calls_always_return_to_nothing(steps: list[tuple[int,
     ids = [UUID(int=number) for number in range(3)]
     started = 0
     for number, step, size in steps:
-        open_call = meter.get(ids[number])
+        open_call = meter.open.get(ids[number])
         if open_call is None:
             open_call = meter.start(ids[number], 10)
             started += 1
@@ -365,7 +365,7 @@ async def test_a_cancelled_turn_keeps_its_closed_rounds_and_estimates_the_open_o
         translator = Translator(totals, run_id="run")
         task = asyncio.create_task(drive(graph_on(provider), translator))
         await asyncio.wait_for(totals.has_20_deltas.wait(), 10)
-        assert translator.messages.meter.open_calls == 1
+        assert len(translator.messages.meter.open) == 1
         assert totals.tokens == (250, 50)
         assert totals.counts["open_input_tokens"] > 0
         assert totals.counts["open_output_tokens"] > 0

@@ -1,4 +1,4 @@
-"""Followers that are in another process than the engine, as far as the channel layer can tell."""
+"""Followers that hear of the engine over the channel layer alone, as if they were in another process."""
 
 from contextlib import asynccontextmanager
 
@@ -8,8 +8,8 @@ from runs.live.hub import Hub
 
 
 @asynccontextmanager
-async def followed_from_afar(engine):
-    """Whoever begins to follow meanwhile hears of the engine over its channel layer alone."""
+async def remote_followers(engine):
+    """Within the block, whoever begins to follow is such a follower."""
     bus = await Bus.open()
     near, engine.hub = engine.hub, Hub.open(bus, follow.snapshots)
     try:

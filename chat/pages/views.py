@@ -106,13 +106,16 @@ def stop(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     return _done(request, "chat:session", session_id=session_id, cancellation=cancellation)
 
 
+def _ask(request: HttpRequest, template: str, session_id: uuid.UUID) -> HttpResponse:
+    """The form that asks before something is done to a session."""
+    return render(request, template, {"session": operations.session_snapshot(_user(request), session_id)})
+
+
 @page
 @require_http_methods(["GET", "HEAD", "POST"])
 def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
-        return render(
-            request, "pages/rename.html", {"session": operations.session_snapshot(_user(request), session_id)}
-        )
+        return _ask(request, "pages/rename.html", session_id)
     operations.rename_session(_user(request), session_id, request.POST.get("title", "").strip())
     return _done(request, "chat:session", session_id=session_id)
 
@@ -121,9 +124,7 @@ def rename(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def delete(request: HttpRequest, session_id: uuid.UUID) -> HttpResponse:
     if request.method != "POST":
-        return render(
-            request, "pages/delete.html", {"session": operations.session_snapshot(_user(request), session_id)}
-        )
+        return _ask(request, "pages/delete.html", session_id)
     async_to_sync(operations.delete_session)(_user(request), session_id)
     return _done(request, "chat:new")
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4, uuid5
@@ -154,41 +154,41 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
 def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
     """Admit a run that goes on from the checkpoint of this interrupted one, at the head of the line."""
-    with locks.locked_session(run.session_id) as session:
-        agents.policy_of(session.agent)
-        ended = resolution.resolve(session, run.id, Resolution.RESUMED)
-        return queue.enqueue(
-            session,
-            Run(
-                resumes=ended,
-                input=ended.input,
-                message_id=ended.message_id,
-                requested_by=actor,
-                stream_modes=ended.stream_modes,
-                automatic_resumes=ended.automatic_resumes + 1 if automatic else 0,
-            ),
-            head=True,
-        )
+    return _follow_up(
+        run,
+        actor,
+        Resolution.RESUMED,
+        lambda ended: Run(
+            resumes=ended,
+            input=ended.input,
+            message_id=ended.message_id,
+            automatic_resumes=ended.automatic_resumes + 1 if automatic else 0,
+        ),
+    )
 
 
 def retry(run: Run, actor: Any, text: str | None) -> Run:
     """Admit a run in place of the session's latest one: history goes back to before its user message."""
     if text is not None:
         text = checked_text(text, "input")
+    return _follow_up(
+        run,
+        actor,
+        Resolution.RETRIED,
+        lambda ended: Run(
+            retries=ended, input=ended.input if text is None else text, message_id=str(uuid4())
+        ),
+    )
+
+
+def _follow_up(run: Run, actor: Any, how: Resolution, make: Callable[[Run], Run]) -> Run:
+    """Decide about an ended run, and put what is made of it at the head of the line."""
     with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
-        ended = resolution.resolve(session, run.id, Resolution.RETRIED)
-        return queue.enqueue(
-            session,
-            Run(
-                retries=ended,
-                input=ended.input if text is None else text,
-                message_id=str(uuid4()),
-                requested_by=actor,
-                stream_modes=ended.stream_modes,
-            ),
-            head=True,
-        )
+        ended = resolution.resolve(session, run.id, how)
+        new = make(ended)
+        new.requested_by, new.stream_modes = actor, ended.stream_modes
+        return queue.enqueue(session, new, head=True)
 
 
 def dismiss(run: Run) -> Run:

@@ -32,24 +32,20 @@ def of_sessions(session_ids: Iterable[UUID]) -> dict[UUID, contract.SessionStati
     ids = list(session_ids)
     rows = sums_of_sessions(ids)
     found = {session_id: dict(zip(SESSION_SUMS, sums, strict=True)) for session_id, *sums in rows}
-    return {session_id: _of_row(found.get(session_id)) for session_id in ids}
+    # A session without runs has no row.
+    return {session_id: _of_row(found.get(session_id, {})) for session_id in ids}
 
 
-def _of_row(row: dict[str, Any] | None) -> contract.SessionStatistics:
-    if row is None:
-        return {
-            "runs": 0, "message_count": 0, "llm_calls": 0, "tool_calls": 0,
-            "input_tokens": None, "output_tokens": None, "tokens_estimated": False, "duration_ms": 0,
-        }  # fmt: skip
+def _of_row(row: dict[str, Any]) -> contract.SessionStatistics:
     return {
-        "runs": row["runs"],
-        "message_count": row["total_message_count"],
-        "llm_calls": row["total_llm_calls"],
-        "tool_calls": row["total_tool_calls"],
-        "input_tokens": sum_known(row["total_input_tokens"], row["open_input"]),
-        "output_tokens": sum_known(row["total_output_tokens"], row["open_output"]),
-        "tokens_estimated": row["estimated"] > 0,
-        "duration_ms": row["total_duration_ms"],
+        "runs": row.get("runs", 0),
+        "message_count": row.get("total_message_count", 0),
+        "llm_calls": row.get("total_llm_calls", 0),
+        "tool_calls": row.get("total_tool_calls", 0),
+        "input_tokens": sum_known(row.get("total_input_tokens"), row.get("open_input", 0)),
+        "output_tokens": sum_known(row.get("total_output_tokens"), row.get("open_output", 0)),
+        "tokens_estimated": row.get("estimated", 0) > 0,
+        "duration_ms": row.get("total_duration_ms", 0),
     }
 
 

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
@@ -17,6 +17,8 @@ from chat.agent.graph import build
 from chat.agent.tools import IDEMPOTENT, MAX_NUMBER, MAX_WAIT, TOOLS
 from runs.stopping.cancel_token import CancelToken, RunCancelled, current
 from tests.fakes import ScriptedModel, call, say
+
+settings.load_profile("ci")  # the same examples each time
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 

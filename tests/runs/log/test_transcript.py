@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies
+from hypothesis import given, settings, strategies
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from runs.log import transcript
@@ -15,6 +15,8 @@ from runs.log.transcript import Transcript
 from runs.memory.normalise import engine_mark, normalise
 from runs.states import ACTIVE, TERMINAL, TERMINAL_EVENT, Effect, RunStatus, ToolStatus
 from tests.fakes import unsendable
+
+settings.load_profile("ci")  # the same examples each time
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -209,7 +211,7 @@ def turns(draw: Any) -> tuple[list[tuple[str, dict[str, Any]]], list[BaseMessage
     return events, messages
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(whole=turns(), data=strategies.data())
 def test_a_turn_cut_at_any_event_is_sendable_and_repairing_twice_changes_nothing(whole, data):
     events, messages = whole

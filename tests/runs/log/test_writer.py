@@ -13,6 +13,7 @@ from runs.log import tool_calls, writer
 from runs.log.writer import EventWriter
 from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
+from runs.worker import execution
 from tests.fakes import Round, Silence, call, say
 from tests.runs.stage import open_stage
 from tests.runs.waiting import at_rest, log_of, terminal, until
@@ -107,6 +108,8 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
         project(run_id, entries, at)
 
     monkeypatch.setattr(tool_calls, "project_encoded", refuse)
+    if is_cancelled:  # the cancel comes first
+        monkeypatch.setattr(execution, "_LIMITS_INTERVAL", 60)
     async with open_stage(alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]) as stage:
         run_id = await stage.start()
         await until(broken.is_set)

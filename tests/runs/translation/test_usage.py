@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
@@ -32,6 +32,8 @@ from tests.provider import (
     words,
 )
 from tests.provider.script import Style
+
+settings.load_profile("ci")  # the same examples each time
 
 STYLES: list[Style] = ["last", "cumulative", "delta"]
 

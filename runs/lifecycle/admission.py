@@ -1,4 +1,4 @@
-"""Who gets a turn: idempotency, strategy, limits; then the run is in the queue and durable."""
+"""Admission: checks who may start a turn, and puts the run into the queue, durably."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ _SESSIONS_BY_KEY = UUID("0a4c4a5e-6f0a-4f6e-8f0d-6f5d3c1f7b2e")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What somebody asks for; checked before anything is locked."""
+    """A request for a turn. It is checked before anything is locked."""
 
     text: str
     multitask: Multitask = Multitask.REJECT
@@ -88,9 +88,9 @@ def checked_text(text: Any, name: str) -> str:
 def open_session(
     actor: Any, *, agent: str, origin: Origin, seed: "Sequence[BaseMessage]", key: str | None
 ) -> Session:
-    """A new session with its seed; with a ``key`` the one that was opened with it, if there is one.
+    """A new session with its seed. With a ``key``, the session that the same key has opened, if there is one.
 
-    Belongs into the transaction that starts its first turn. Raises IdempotencyConflict when that one was
+    To be called in the transaction that starts its first turn. Raises IdempotencyConflict if the session was
     opened with something else.
     """
     from runs.memory import brought_messages
@@ -153,7 +153,7 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
 
 def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
-    """Admit a run that goes on from the checkpoint of this interrupted one, at the head of the line."""
+    """Admit a run that goes on from the checkpoint of this interrupted run. It is first in the queue."""
     return _follow_up(
         run,
         actor,
@@ -168,7 +168,7 @@ def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
 
 
 def retry(run: Run, actor: Any, text: str | None) -> Run:
-    """Admit a run in place of the session's latest one: history goes back to before its user message."""
+    """Admit a run in place of the session's latest run. The history goes back to before its user message."""
     if text is not None:
         text = checked_text(text, "input")
     return _follow_up(
@@ -182,7 +182,7 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
 
 
 def _follow_up(run: Run, actor: Any, how: Resolution, make: Callable[[Run], Run]) -> Run:
-    """Decide about an ended run, and put what is made of it at the head of the line."""
+    """Decide about an ended run, and put the run that is made from it first in the queue."""
     with locks.locked_session(run.session_id) as session:
         agents.policy_of(session.agent)
         ended = resolution.resolve(session, run.id, how)
@@ -192,7 +192,7 @@ def _follow_up(run: Run, actor: Any, how: Resolution, make: Callable[[Run], Run]
 
 
 def dismiss(run: Run) -> Run:
-    """Decide that nobody goes on from this interrupted run; the queue behind it moves again."""
+    """Decide that nobody goes on from this interrupted run. The queue behind it moves again."""
     with locks.locked_session(run.session_id) as session:
         return resolution.resolve(session, run.id, Resolution.DISMISSED)
 

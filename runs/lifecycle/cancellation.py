@@ -1,4 +1,4 @@
-"""One cancel operation per session: accept or join, settle; and the projection that clients see.
+"""The cancel operation of a session: how it is accepted and settled, and what clients see of it.
 
 ``cancellation_pending`` is derived: an unsettled Cancellation exists. ``cancellation_revision`` grows by
 one whenever that changes, in the same transaction. The callers hold the lock of the session.
@@ -60,14 +60,14 @@ def settle_ended(
 ) -> Cancellation | None:
     """Settle the operation that ended this run, or record the one that ended it at once.
 
-    One that is recorded so was over when it was accepted: no pending, and the revision stays.
+    A recorded one is settled when it is accepted. So nothing becomes pending, and the revision stays.
     """
     operation = unsettled(session)
     if operation is not None and operation.run_id == run.id:
         settle(session, operation, outcome, escalated=escalated)
         return operation
     if asked is None and (late := of_ended(run)) is not None:
-        # It had timed out, and is carried out all the same: whoever tries again has to hear of that.
+        # It had timed out and ends the run now. A client that tries again has to learn that.
         asked = {"source": late.source, "reason": late.reason, "requested_by": late.requested_by}
     if asked is None:
         return None

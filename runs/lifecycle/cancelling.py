@@ -1,6 +1,6 @@
-"""Cancels, as they are asked for: accepted, carried out at once, forced, or timed out.
+"""Requests to cancel: each is accepted, carried out at once, forced, or times out.
 
-Where a run becomes cancelled by one is ``endings.end``.
+A run becomes cancelled in ``endings.end``.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
             if run.worker is not None and not liveness.is_dead(run.worker):
                 notices.stop_execution(run, fenced=False)
                 return operation
-            notices.stop_execution(run, fenced=True)  # should it live after all
+            notices.stop_execution(run, fenced=True)  # in case it lives after all
             if endings.end(session, run, RunStatus.CANCELLED, expected, outcome=CancelOutcome.RECONCILED):
                 return cancellation.of_ended(run)
     return request_cancel(run_id, **asked)  # somebody was first: look again

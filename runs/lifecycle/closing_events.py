@@ -1,4 +1,4 @@
-"""What the log of a run lacks before its terminal event, when no execution has written it."""
+"""The events that a log still needs before its terminal event, if no execution has written them."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ _CLOSED_BY_A_NOTE = (RunStatus.CANCELLED, RunStatus.FAILED)
 
 
 def of(run: Run, *, is_lost: bool) -> list[Entry]:
-    """The ends of calls that are open, and the note of a turn that ended without an answer.
+    """The ends of open tool calls, and the note of a turn that ended without an answer.
 
-    An interrupted run gets none of them, since it may be resumed. An execution that brought the history into
-    order has logged them. Of an execution that is lost, the log may lack what it did last.
+    An interrupted run gets none, since it may be resumed. An execution that has repaired the history has
+    logged them itself. ``is_lost``: the execution is lost, so the log may lack what it did last.
     """
     if run.status == RunStatus.INTERRUPTED:
         tool_calls.interrupt_open(run, is_lost=is_lost)

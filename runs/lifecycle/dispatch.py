@@ -1,7 +1,6 @@
-"""The way from a change in the database to whoever executes runs.
+"""Dispatch: after a change in the database, the process that executes runs is told.
 
-Dispatching is a hint, like all telling: the sweep dispatches again what nobody took, and claim alone
-decides who executes what.
+It is a hint. The sweep dispatches again what nobody has claimed, and only a claim decides who executes.
 """
 
 from uuid import UUID
@@ -14,12 +13,12 @@ from runs.lifecycle import jobs
 
 
 def is_shared() -> bool:
-    """Whether runs are executed by worker processes, who share a queue, instead of by the web process."""
+    """Whether worker processes with a shared queue execute the runs, instead of the web process."""
     return bool(settings.DISPATCH == "procrastinate")
 
 
 def request(session_id: UUID) -> None:
-    """Have the session's first in line claimed and executed, once the current transaction has committed."""
+    """Have the first run of the session's queue executed, once the current transaction has committed."""
     if is_shared():
         jobs.defer(session_id)
     else:
@@ -32,9 +31,11 @@ def offer(session_id: UUID) -> bool:
 
 
 def fence(run_id: UUID) -> None:
-    """Before a run is taken from a live execution: the checkpoint file of SQLite cannot see a run's status,
-    so the gate of its one process is closed by hand. On PostgreSQL the run's row is the fence, and a write
-    that has begun may be waiting for our lock on it."""
+    """Fence the execution of a run in this process, before the run is taken from it. Only on SQLite.
+
+    There the checkpoints are in another file, whose writes cannot look at the run's row. On PostgreSQL the
+    row is the fence. To wait here would deadlock with a write that waits for our lock on that row.
+    """
     if connection.vendor != "sqlite":
         return
     if process.current is not None:

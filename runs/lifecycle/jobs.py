@@ -1,10 +1,8 @@
-"""The queue between processes, kept by procrastinate in PostgreSQL: a job says that a session may have
-something to claim.
+"""The job queue between processes: procrastinate keeps it in PostgreSQL.
 
-A job is deferred in the transaction of the change that it tells of. It is a hint and nothing more: claim
-decides, a job that finds nothing to claim ends quietly, none is ever repeated, and none has a lock, since a
-worker that dies would keep it. What a lost job would have told, the sweep of any worker finds; so it does
-the jobs that nobody works on any more.
+A job says that a session may have a run to claim. It is deferred in the transaction of the change. It is only
+a hint: a job that finds nothing to claim ends. A job is never repeated. It has no lock, since a dead worker
+would keep that. The sweep of any worker finds what a lost job would have said, and deletes lost jobs.
 """
 
 import asyncio
@@ -26,20 +24,20 @@ logger = logging.getLogger(__name__)
 QUEUE = "turns"
 TASK = "runs.take"
 
-# Jobs in hand at one time. A process that has no room holds up as many, so it is few; they are short.
+# Jobs at one time. They are short. A process without room for runs holds up this many.
 _CONCURRENCY = 4
-# The queue tells of new jobs at once; a notice that was lost costs this many seconds.
+# Seconds between two polls. New jobs are notified at once; this is what a lost notice costs.
 _POLL_SECONDS = 1.0
-# How long, in seconds, to wait for a connection while the database is away.
+# Seconds to wait for a connection while the database is unavailable.
 _POOL_TIMEOUT = 10.0
-# Seconds between two attempts to get to the queue again, from the first to the longest.
+# The shortest and the longest pause, in seconds, before the queue is tried again.
 _PAUSES = (0.5, 5.0)
 
 
 def defer(session_id: UUID) -> None:
-    """Have some worker claim the session's first in line; part of the current transaction.
+    """Have a worker claim the first run of the session's queue. Part of the current transaction.
 
-    Raises what the driver raises, since that is what says whether the database is away.
+    Raises the driver's own error, which tells whether the database is unavailable.
     """
     from procrastinate.contrib.django import app
     from procrastinate.exceptions import ConnectorException
@@ -51,10 +49,10 @@ def defer(session_id: UUID) -> None:
 
 
 def forget_lost(patience: timedelta) -> int:
-    """Delete the jobs that are in nobody's hands although they look it; how many there were.
+    """Delete jobs that are marked as begun and that nobody works on; how many there were.
 
-    Either the worker that had one in hand has been silent for ``patience``. Or it was begun longer ago than
-    that and nothing in its session awaits a claim: its end could not be written, since the database was away.
+    Either the worker of the job has been silent for ``patience``. Or the job began longer ago than that and
+    nothing in its session awaits a claim: the database was unavailable when its end was to be written.
     """
     waiting, values = Run.objects.awaiting_claim().values("session").query.sql_with_params()
     with connection.cursor() as cursor:
@@ -83,9 +81,9 @@ DELETE FROM procrastinate_jobs WHERE status = 'doing' AND id IN (
 
 
 async def take_forever(take: Take, patience: timedelta) -> None:
-    """Hand the session of each job to ``take``, until cancelled; a queue that is away is waited for.
+    """Pass the session of each job to ``take``, until cancelled. Wait for the queue while it is unavailable.
 
-    Jobs in hand are lost to a process that gives no sign of life for ``patience``.
+    A process that gives no sign of life for ``patience`` loses its jobs.
     """
     pause, longest = _PAUSES
     while True:
@@ -94,7 +92,7 @@ async def take_forever(take: Take, patience: timedelta) -> None:
             await _take_until_it_breaks(take, patience)
         except Exception as error:  # the queue raises whatever its database does
             if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise asyncio.CancelledError from error  # it broke while it was being left
+                raise asyncio.CancelledError from error  # it broke while we were being cancelled
             logger.warning("The queue cannot be read: %s. The sweep finds what it would have told.", error)
         if asyncio.get_running_loop().time() - began > longest:
             pause = _PAUSES[0]
@@ -103,7 +101,7 @@ async def take_forever(take: Take, patience: timedelta) -> None:
 
 
 async def _take_until_it_breaks(take: Take, patience: timedelta) -> None:
-    # An app of its own: that of the Django integration belongs to threads, and to their connections.
+    # The app of the Django integration uses the connections of threads. The loop needs its own.
     from procrastinate import App, PsycopgConnector
     from procrastinate.contrib.django import connector_params
 
@@ -129,7 +127,7 @@ async def _take_until_it_breaks(take: Take, patience: timedelta) -> None:
         )
 
 
-# A server that vanished without a word is noticed after some 20 seconds instead of minutes.
+# A server that vanished is noticed after some 20 seconds instead of minutes.
 _KEEPALIVE = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,

@@ -19,7 +19,7 @@ from runs import process
 from runs.foundation.host import this_host
 from runs.models import Worker
 
-# One that goes on while the machine sleeps, as the database's does.
+# A clock that goes on while the machine sleeps, as the database's does.
 _clock = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
@@ -29,27 +29,27 @@ MISSED_BEATS = 4
 
 
 class Watch:
-    """When we could have seen the others' signs of life.
+    """The times in which this process could see the heartbeats of others.
 
-    Before this process came, while the database is away or takes no writes, and while the machine sleeps,
-    they may have been silent and alive. So that time does not count against them.
+    It cannot before it starts, while the database is unavailable or takes no writes, and while the machine
+    sleeps. A worker may be silent and alive then, so that time does not count against it.
     """
 
     def __init__(self, clock: Callable[[], float] = _clock) -> None:
         self._clock = clock
         self._beaten_at = clock()
-        # When each ended, how long it was.
+        # Of each gap: when it ended, how many seconds it was.
         self._gaps: deque[tuple[float, float]] = deque([(self._beaten_at, math.inf)], maxlen=100)
 
     def beat(self) -> None:
-        """The database takes heartbeats. To be told with each of one's own, from any thread."""
+        """Note that the database takes heartbeats. To be called with each own heartbeat, from any thread."""
         now, before = self._clock(), self._beaten_at
         self._beaten_at = now
         if now - before > settings.RUNS_HEARTBEAT * 2:
             self._gaps.append((now, now - before))
 
     def allows(self, silence: timedelta) -> bool:
-        """Whether who is silent for so long may be alive. To be asked when the database has answered."""
+        """Whether a worker with this ``silence`` may be alive. To be called after the database has answered."""
         now = self._clock()
         allowed = patience().total_seconds()
         if now - self._beaten_at > settings.RUNS_HEARTBEAT * 2:
@@ -62,7 +62,7 @@ class Watch:
 
 
 def process_started(pid: int) -> str:
-    """When the process with this id started, in ticks since boot; empty if there is none or no telling."""
+    """When the process with this id started, in ticks since boot; empty if that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -112,9 +112,9 @@ def is_gone(worker: Worker) -> bool:
 
 
 def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
-    """The dead among all workers, one of them left out of account; whom ``watch`` allows to be silent lives.
+    """The dead workers, without the worker ``but``. ``watch`` tells how long a worker may be silent.
 
-    Every process looks at each of its heartbeats, so of the living only those of this host are read.
+    Every process asks with each heartbeat. So of the living workers only those of this host are read.
     """
     silent_ids = _silent_too_long(watch)
     looked_at = Worker.objects.filter(Q(id__in=silent_ids) | Q(host=this_host()[0]))
@@ -135,9 +135,9 @@ def _silent_too_long(watch: Watch | None) -> set[UUID]:
 
 
 def seen_beating() -> Worker | None:
-    """A worker that gives a sign of life while we look, which takes one heartbeat at most, or None.
+    """A worker whose heartbeat we see while we wait, or None. Takes at most the time of one and a half beats.
 
-    The row of one that was killed on another host says for a while that it lives; only a beat is proof.
+    The row of a worker that was killed on another host looks alive for a while. Only a beat is proof.
     """
     deadline = time.monotonic() + settings.RUNS_HEARTBEAT * 1.5
     candidates = {one.id: one for one in taking_turns()}

@@ -1,7 +1,8 @@
 """Transactions that hold a session, or a run and its session.
 
-The lock order is session, run, cancellation; by id within a kind. The locks keep the order of queue, log and
-numbers. That a run changes its status only once is not left to them: see ``runs.lifecycle.status``.
+The lock order is session, run, cancellation; by id within a kind. The locks keep the
+order of the queue, of the log and of the numbers. They are not what guards a status: see
+``runs.lifecycle.status``.
 """
 
 from collections.abc import Iterator

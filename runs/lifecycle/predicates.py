@@ -1,6 +1,6 @@
-"""What an operator should look at now, and what is overdue.
+"""Queries for what needs an operator's attention, and for what is overdue.
 
-Each query reads what is active or unknown only, however many runs there have been.
+Each reads active or unknown rows only, however many runs there have been.
 """
 
 from collections import Counter
@@ -19,14 +19,14 @@ from runs.states import Effect, RunStatus
 
 # Turns in the queue of one session that are more than somebody is likely to have typed ahead.
 LONG_QUEUE = 5
-# A tool call whose effect nobody knows, or an interrupted turn, is news for this long.
+# So long after its time an unknown effect or an interrupted turn still needs attention.
 RECENT = timedelta(days=1)
 # Turns that are looked at in all queues together, however many there are.
 QUEUED_LOOKED_AT = 10_000
 
 
 def silence() -> timedelta:
-    """How long a run may be without an event: no part of one may take longer."""
+    """How long a run may be without an event: the longest limit of any of its parts."""
     longest = max(settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT)
     return timedelta(seconds=longest + settings.RUNS_HEARTBEAT)
 
@@ -49,7 +49,7 @@ def overdue_cancellations() -> QuerySet[Cancellation]:
 
 
 def runs_with_overdue_cancel() -> QuerySet[Run]:
-    """Runs that run on although their cancel is overdue, whether or not its operation has timed out."""
+    """Running runs whose cancel is overdue, whether or not its operation has timed out."""
     return Run.objects.filter(status=RunStatus.RUNNING, cancel_requested_at__lt=Now() - cancel_limit())
 
 
@@ -59,17 +59,17 @@ def dead_workers() -> QuerySet[Worker]:
 
 
 def unknown_effects() -> QuerySet[ToolCall]:
-    """Tool calls that began of late, of which nobody knows what they did."""
+    """Tool calls that began of late and whose effect is unknown."""
     return ToolCall.objects.filter(effect=Effect.UNKNOWN, started_at__gte=timezone.now() - RECENT)
 
 
 def undecided_runs() -> QuerySet[Run]:
-    """Runs that were interrupted of late, about which nobody has decided."""
+    """Runs that were interrupted of late and are undecided."""
     return Run.objects.undecided().filter(finished_at__gte=timezone.now() - RECENT)
 
 
 def unclaimed_runs() -> QuerySet[Run]:
-    """Runs that a worker could have taken for longer than a sweep needs to offer them again, and none has."""
+    """Claimable runs that no worker has claimed for longer than a sweep needs to offer them again."""
     return Run.objects.claimable().filter(
         id__in=Run.objects.awaiting_claim().values("id")[: QUEUED_LOOKED_AT + 1],
         session__updated_at__lt=Now() - liveness.patience(),
@@ -83,10 +83,10 @@ def ahead_of_queues(sessions: Iterable[UUID]) -> dict[UUID, Run]:
 
 
 def long_queues() -> tuple[list[UUID], bool]:
-    """The sessions with an unusual number of turns in their queues, and whether there may be others: no more
-    than QUEUED_LOOKED_AT turns are looked at.
+    """The sessions with unusually long queues, and whether there may be more of them.
 
-    Counted here: to group them, a database would rather go through the queues of all sessions there are.
+    At most QUEUED_LOOKED_AT queued turns are read. They are counted here, since a database would read the
+    queues of all sessions to group them.
     """
     queued = Run.objects.filter(status=RunStatus.QUEUED).values_list("session", flat=True)
     found = list(queued[: QUEUED_LOOKED_AT + 1])

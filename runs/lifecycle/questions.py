@@ -1,4 +1,4 @@
-"""A run that asks its user something: it waits, and it is answered."""
+"""Questions of a run to its user: the run waits, and is answered."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from runs.states import EventType, RunStatus
 
 
 def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The graph asked the user something: no execution exists until the answer is claimed."""
+    """Let a run wait, since its graph asked the user something. It has no execution until it is answered."""
     try:
         with locked_run(run_id) as (session, run):
             now = timezone.now()

@@ -33,14 +33,13 @@ def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
 def claim(session_id: UUID, worker_id: UUID) -> Run | None:
     """Take the session's first in the queue for a worker, or None when there is nothing to execute now.
 
-    An answered run goes first: it holds its place. Behind an interrupted run that nobody has decided
-    about, the queue waits.
+    An answered run goes first. The queue waits behind an interrupted run that is undecided.
     """
     try:
         with locked_session(session_id) as session:
             worker = statements.worker.first(worker_id)
             if worker is None:
-                return None  # taken for dead; it has to sign on again first
+                return None  # it was taken for dead and has to register again first
             run_id = _next(session.id)
             return _take(session, statements.lock_run(run_id)[0], worker) if run_id is not None else None
     except NotFound:

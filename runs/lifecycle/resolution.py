@@ -19,7 +19,7 @@ def resolve(session: Session, run_id: UUID, resolution: Resolution) -> Run:
         raise NotInterrupted
     run.resolution = resolution
     if resolution == Resolution.RETRIED:
-        run.repaired = False  # its messages have to leave the history again
+        run.repaired = False  # its messages leave the history again
     if not run.write(resolution=before):
         raise NotInterrupted
     if resolution == Resolution.RETRIED:

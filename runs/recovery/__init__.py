@@ -1,4 +1,4 @@
-"""What a crash, a lost signal or a deletion left behind is brought into order.
+"""Recovery after crashes and lost signals, and deletion: everything is brought into order again.
 
 Imported by the worker, the operators and the commands.
 """

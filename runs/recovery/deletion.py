@@ -1,8 +1,7 @@
-"""Deleting a session, a whole account, or what nobody uses any more: end what is active, take logs and
-checkpoints, keep the books.
+"""Deletes a session, an account, or unused sessions, with logs and checkpoints. Audit and totals stay.
 
-A single run cannot be deleted: what was said in it stands in the checkpoints of every later turn of its
-session, and there is no taking it out of those for any graph.
+Active runs are cancelled first. A single run cannot be deleted: its words are in the checkpoints of each
+later turn, and nobody can take them out of the state of an unknown graph.
 """
 
 import asyncio
@@ -46,8 +45,8 @@ async def delete(session_id: UUID, actor: Any, reason: str) -> None:
 async def delete_user(user_id: Any, actor: Any, reason: str) -> None:
     """Deactivate an account, delete each of its sessions, then the account itself. Raises NotFound.
 
-    Each session is a transaction of its own, so an account of any size blocks nobody, and what breaks off
-    can be done again.
+    Each session is a transaction of its own. So an account of any size blocks nobody, and an interrupted
+    deletion can be repeated.
     """
     await in_thread(_deactivate, user_id)
     sessions = 0
@@ -60,7 +59,7 @@ async def delete_user(user_id: Any, actor: Any, reason: str) -> None:
 
 
 class Retention:
-    """Who deletes when nobody in person does: stands where an audit entry names a user."""
+    """Stands for the user in the audit entry of a deletion that ``prune_runs`` makes."""
 
     def get_username(self) -> str:
         return "prune_runs"
@@ -69,8 +68,8 @@ class Retention:
 async def delete_unused(before: datetime) -> int:
     """Delete each session in which nothing is active and nothing has changed since then; how many.
 
-    Each is a transaction of its own that looks again at whether it is unused. After each there is a pause as
-    long as it took: at most half of a database's time for writing is taken from the turns.
+    Each is a transaction of its own that checks again whether the session is unused. A pause as long as the
+    deletion follows, so at most half of the time for writing is taken from the turns.
     """
     deleted = 0
     async with process_checkpoints() as checkpoints:
@@ -142,7 +141,7 @@ def _keep_totals(agent: str, runs: Sequence[Run]) -> None:
 
 
 def _deactivate(user_id: Any) -> None:
-    """From now on the account starts nothing any more, and its open connections end."""
+    """Deactivate the account: it starts nothing any more, and its connections end."""
     if not get_user_model().objects.filter(pk=user_id).update(is_active=False):
         raise NotFound
 

@@ -1,8 +1,7 @@
-"""What a deletion leaves behind for a moment: the checkpoints of a session whose rows are gone.
+"""Checkpoints of a session whose rows are deleted.
 
-They are deleted in a transaction of their own, on SQLite in another file. So the transaction that deletes the
-rows notes that the checkpoints have to follow; if whoever deletes dies in between, or cannot reach them, a
-sweep does it.
+They are deleted in a transaction of their own, on SQLite in another file. The transaction that deletes the
+rows notes that the checkpoints have to follow. If the process dies in between, a sweep deletes them.
 """
 
 import logging
@@ -23,7 +22,7 @@ _TAKEN = 100
 
 
 def note(session_id: UUID) -> None:
-    """The rows of this session go with the current transaction: its checkpoints have to follow."""
+    """Note that the checkpoints have to follow the session's rows, which this transaction deletes."""
     Leftover.objects.create(session_id=session_id, tried_at=Now())
 
 
@@ -34,7 +33,7 @@ async def clear(session_id: UUID, checkpoints: Checkpoints) -> None:
 
 
 async def clear_overdue(checkpoints: Checkpoints) -> int:
-    """Do so for sessions whose deletion must have broken off; for how many it was done."""
+    """Delete the checkpoints of deletions that were broken off; of how many sessions."""
     cleared = 0
     for session_id in await in_thread(_overdue_sessions):
         if not await in_thread(_take, session_id):
@@ -44,7 +43,7 @@ async def clear_overdue(checkpoints: Checkpoints) -> int:
         except DATABASE_UNAVAILABLE as error:
             logger.warning("The checkpoints of deleted sessions are left to a later sweep: %s", error)
             break
-        except Exception:  # one that has a fault keeps none of the others
+        except Exception:  # a faulty one must not keep the others
             logger.exception("The checkpoints of deleted session %s are left to a later sweep.", session_id)
         else:
             cleared += 1
@@ -52,7 +51,7 @@ async def clear_overdue(checkpoints: Checkpoints) -> int:
 
 
 def overdue() -> QuerySet[Leftover]:
-    """What nobody can be at work on any more, longest untried first."""
+    """Notes whose deletion nobody works on any more, the longest untried first."""
     return Leftover.objects.filter(tried_at__lt=Now() - liveness.patience()).order_by("tried_at")
 
 

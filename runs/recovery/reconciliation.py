@@ -89,14 +89,14 @@ def _offered(found: str, result: Reconciled) -> None:
 def _interrupted(run: Run, result: Reconciled) -> None:
     try:
         admission.dismiss(run)
-    except NotInterrupted:  # something was decided about it before
+    except NotInterrupted:  # it was decided about before
         return
     run.refresh_from_db()
     result.did("It was interrupted and nobody had decided about it, so it was dismissed.")
 
 
 def _history(run: Run, result: Reconciled) -> None:
-    """Only a claim may write checkpoints, so what is left to repair is left to the next one."""
+    """Only a claim may write checkpoints, so the repair is left to the next claim."""
     if not run.is_terminal:
         return
     is_part_of_another = run.resolution in (Resolution.RESUMED, Resolution.RETRIED)

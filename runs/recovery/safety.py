@@ -1,8 +1,8 @@
-"""Whether an interrupted turn may go on by itself: only if nothing is done twice that must not be.
+"""Whether an interrupted turn may go on by itself: only if no tool runs twice that must not.
 
-The log of a run that was lost is not proof that a tool never began: the tool may have begun after the last
-commit. The checkpoint is: a step begins only when the one before it is saved. So what the checkpoint has
-still to do is all that may have been done and will be done again.
+The log of a lost run does not prove that a tool never began: it may have begun after the last commit. The
+checkpoint does, since a step begins only when the step before it is saved. So the pending step of the
+checkpoint is all that may have run and will run again.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
 
 
 def _known_calls(run: Run) -> dict[str, ToolCall]:
-    """The calls of the turn by their keys, each as the last run that had to do with it left it."""
+    """The calls of the turn by their keys, each as the last run that had it left it."""
     turn = ToolCall.objects.filter(run__session=run.session_id, run__message_id=run.message_id)
     return {call.call_id: call for call in turn.order_by("run__position")}
 

@@ -1,6 +1,6 @@
-"""Whatever a crash, a kill or a lost signal left behind is brought into order.
+"""The sweep: brings into order what a crash, a kill or a lost signal left behind.
 
-Any number of processes may do this at once, each step is a compare-and-set; nothing waits for somebody to
+Any number of processes may sweep at once, since each step is a compare-and-set. Nothing waits for somebody to
 open a page.
 """
 
@@ -25,8 +25,8 @@ from runs.states import InterruptReason, RunStatus
 
 logger = logging.getLogger(__name__)
 
-# How many runs are taken off a worker at once. It may have had a million of them, and nobody else could write
-# until all of these rows are changed.
+# Ended runs that lose their worker at once. A worker may have had a million of them, and nobody else can
+# write while their rows are changed.
 _TAKEN_OFF = 2000
 
 
@@ -52,8 +52,10 @@ class Swept:
 async def recover(
     checkpoints: Checkpoints, own: UUID | None = None, watch: liveness.Watch | None = None
 ) -> Swept:
-    """One sweep, then what the agents' policies say of interrupted turns, and what deletions left behind;
-    parameters as in ``sweep``."""
+    """Sweep, then apply the agents' policies to interrupted turns, and finish deletions.
+
+    Parameters as in ``sweep``.
+    """
     swept = await in_thread(sweep, own, watch)
     for run in await in_thread(_undecided):
         await _apply_policy(run, checkpoints, swept)
@@ -62,9 +64,9 @@ async def recover(
 
 
 def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept:
-    """One sweep; ``own`` is the worker that sweeps and never finds itself dead.
+    """One sweep. ``own``: the worker that sweeps; it never finds itself dead.
 
-    A process that sweeps regularly says with its ``watch`` when it could have seen the others alive.
+    ``watch``: of a process that sweeps regularly, when it could see the heartbeats of others.
     """
     swept = Swept()
     _remove_dead_workers(swept, liveness.dead(own, watch))
@@ -88,8 +90,10 @@ def _remove_dead_workers(swept: Swept, dead: Iterable[Worker]) -> None:
 
 
 def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
-    """Do ``step`` for each; how many were changed. One that has a fault, or that somebody holds, is left to
-    the next sweep, and the others are done all the same."""
+    """Do ``step`` for each; how many were changed.
+
+    One that is faulty, or whose row somebody holds, is left to the next sweep.
+    """
     changed = 0
     for one in ids:
         try:
@@ -98,16 +102,16 @@ def _each(ids: Iterable[UUID], step: Callable[[UUID], bool]) -> int:
             if is_held(error):
                 logger.warning("%s is held by somebody and left to the next sweep.", one)
             elif isinstance(error, DATABASE_UNAVAILABLE):
-                raise  # the others would meet the same
+                raise  # the others would fail as well
             else:
                 logger.exception("%s could not be brought into order.", one)
     return changed
 
 
 def remove_worker(chosen: QuerySet[Worker]) -> bool:
-    """Take one worker, chosen by its id and perhaps more, off the list; whether it is off.
+    """Delete the row of one worker, chosen by its id and perhaps more; whether it is gone.
 
-    Its ended runs are taken off it first. Where they are too many for once, the next sweep goes on.
+    First its ended runs lose it. If they are too many for one sweep, the next one goes on.
     """
     with transaction.atomic():
         ended = Run.objects.select_for_update(skip_locked=True).exclude(status=RunStatus.RUNNING)
@@ -143,7 +147,7 @@ def _offer_sessions(swept: Swept) -> None:
         swept.sessions_offered += dispatch.offer(session_id)
 
 
-# What becomes of an interrupted turn by itself
+# Interrupted turns, by the policies of their agents
 
 
 def _undecided() -> list[Run]:
@@ -170,15 +174,15 @@ async def _apply_policy(run: Run, checkpoints: Checkpoints, swept: Swept) -> Non
 async def hand_over(run_id: UUID, checkpoints: Checkpoints, own: UUID) -> None:
     """Let another worker go on at once with a turn that the worker ``own`` broke off in order to leave.
 
-    Only what is safe, if somebody else is there, and if the agent does not dismiss what was interrupted. To
-    ask the user is for what was lost; here nothing was. Raises whatever the graph's reducers raise.
+    Only if that is safe, if another worker is there, and if the agent does not dismiss interrupted turns. The
+    user is not asked, since nothing was lost. Raises whatever the graph's reducers raise.
     """
     try:
         run = await in_thread(_to_hand_over, run_id, own)
         if run is not None:
             await _resume_if_safe(run, checkpoints)
     except (NotInterrupted, NotFound, AgentMismatch):
-        pass  # somebody decided otherwise meanwhile
+        pass  # it was decided about meanwhile
 
 
 def _to_hand_over(run_id: UUID, own: UUID) -> Run | None:
@@ -194,6 +198,6 @@ async def _resume_if_safe(run: Run, checkpoints: Checkpoints) -> bool:
 
     if run.automatic_resumes >= settings.RUNS_MAX_RESUMES or not await safety.is_safe(run, checkpoints):
         return False
-    # Still the turn of whoever asked for it.
+    # The turn still belongs to the user who asked for it.
     await in_thread(admission.resume, run, run.requested_by, automatic=True)
     return True

@@ -88,7 +88,7 @@ class Leftover(models.Model):
     """A session that is deleted but for its checkpoints, see runs.recovery.orphans."""
 
     session_id = models.UUIDField(primary_key=True)
-    tried_at = models.DateTimeField()  # when somebody last set about deleting them
+    tried_at = models.DateTimeField()  # the last attempt to delete them
 
     class Meta:
         default_permissions = ()
@@ -120,8 +120,10 @@ class Worker(models.Model):
 
 
 class RunQuerySet(models.QuerySet["Run"]):
-    """What is said of many runs at once. Statuses are in one list, so that SQLite looks for these in an index
-    and not at each run."""
+    """Conditions on runs that are asked in more than one place.
+
+    Statuses are in one list, so that SQLite uses an index instead of reading each run.
+    """
 
     def open(self) -> Self:
         """Active, or interrupted and undecided: these decide who comes next. Nothing active is resolved."""
@@ -160,7 +162,7 @@ class Run(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     session = models.ForeignKey(Session, models.CASCADE, related_name="runs", db_index=False)
-    # The session's, which never changes: a day's figures would have to read each session for it.
+    # Copied from the session, where it never changes, so that figures need not read each session.
     agent = models.CharField(max_length=100, editable=False)
     # Order among the queued: a resuming or retrying run takes a negative line and so the head.
     line = models.BigIntegerField()
@@ -194,7 +196,7 @@ class Run(models.Model):
     # Batches written by the event writer; tells whether a COMMIT whose reply was lost did happen.
     batches = models.PositiveIntegerField(default=0)
     automatic_resumes = models.PositiveIntegerField(default=0)
-    # The history of the session's checkpoint contains this run wholly and in a sendable form.
+    # The checkpoint has all of this run, in a form that providers accept.
     repaired = models.BooleanField(default=False)
     last_seq = models.PositiveIntegerField(default=0)
     # The last event that compaction took out of the log; 0 if there was none to take, null before it.
@@ -436,7 +438,7 @@ class AuditLog(models.QuerySet["AuditEntry"]):
 
 
 class AuditEntry(models.Model):
-    """What was done to somebody's data with more than the owner's everyday rights, or beyond recall."""
+    """What somebody did with more than an owner's rights, or what cannot be undone."""
 
     at = models.DateTimeField(default=timezone.now)
     actor = models.CharField(max_length=150)  # a name, not a key: it outlives the account
@@ -468,7 +470,7 @@ class AuditEntry(models.Model):
 
 
 class DailyTotal(models.Model):
-    """What the runs of deleted sessions add to a day's figures: deletion does not rewrite the books."""
+    """What the runs of deleted sessions add to the figures of a day, so that a deletion does not change them."""
 
     day = models.DateField()  # of the run's end, in the configured time zone
     agent = models.CharField(max_length=100)

@@ -49,7 +49,7 @@ class Watch:
             self._gaps.append((now, now - before))
 
     def allows(self, silence: timedelta) -> bool:
-        """Whether a worker with this ``silence`` may be alive. To be called after the database has answered."""
+        """Whether a worker with this ``silence`` may be alive. Called after the database has answered."""
         now = self._clock()
         allowed = patience().total_seconds()
         if now - self._beaten_at > settings.RUNS_HEARTBEAT * 2:

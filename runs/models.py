@@ -470,7 +470,7 @@ class AuditEntry(models.Model):
 
 
 class DailyTotal(models.Model):
-    """What the runs of deleted sessions add to the figures of a day, so that a deletion does not change them."""
+    """What deleted sessions add to the figures of a day, so that a deletion does not change them."""
 
     day = models.DateField()  # of the run's end, in the configured time zone
     agent = models.CharField(max_length=100)

@@ -49,7 +49,7 @@ class Origin(models.TextChoices):
 
 
 class TitleSource(models.TextChoices):
-    """Who wrote a session's title; a later source never overwrites an earlier line of this list upwards."""
+    """Who wrote a session's title. A source never overwrites one that stands below it in this list."""
 
     WORDS = "words"  # taken from the user's first words
     GENERATED = "generated"  # written by the model; replaces only words and generated ones

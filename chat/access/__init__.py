@@ -1,4 +1,4 @@
 """Logins, API tokens, throttles, and the open connections of clients.
 
-The pages and every protocol may import it.
+The pages, every protocol, the server, monitoring and the commands may import it.
 """

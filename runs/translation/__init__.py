@@ -1,4 +1,4 @@
-"""What a graph streams becomes events and numbers of a run.
+"""Translation of what a graph streams into the events and the numbers of a run.
 
 Imported by the worker.
 """

@@ -1,4 +1,4 @@
 """What leaves the engine as JSON: the types of the objects, and how rows become them.
 
-Every room above the models may import it.
+Every room above the statements may import it.
 """

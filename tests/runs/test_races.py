@@ -1,6 +1,6 @@
 """A cancel against whatever else ends a turn at the same moment: one terminal fact, and everybody agrees.
 
-``tests.races`` says how often.
+``tests.chance`` says how often.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
 """The dashboard: charts of what the engine did, and what needs attention.
 
-Imported by the pages and by the project's addresses.
+Imported by the lists, the template tags and the project's addresses.
 """

@@ -1,7 +1,8 @@
 """The operators' console: what runs, what is stuck and why, and the commands that end it.
 
-Its pages read the models. Whatever changes something calls ``runs.operators``, as the API does. Imported by the
-template tags and the project's addresses.
+Its pages read the models. Whatever changes something calls ``runs.operators``, as the API does.
+
+Imported by the template tags and the project's addresses.
 """
 
 from django.contrib import admin

@@ -302,7 +302,7 @@ class Run(models.Model):
 
         A whole row costs several times as much.
         """
-        changed = [name for name, value in self._stored.items() if getattr(self, name) != value]
+        changed = [name for name, value in self._stored.items() if _differs(getattr(self, name), value)]
         if not sql.update(self, changed or ["id"], expected):
             return False
         self._stored |= {name: getattr(self, name) for name in changed}
@@ -316,6 +316,11 @@ class Run(models.Model):
     def is_undecided(self) -> bool:
         """As ``UNDECIDED``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
+
+
+def _differs(now: Any, stored: Any) -> bool:
+    """Whether a value has to be written. JSON is compared as an object: to Python, 1 equals true."""
+    return now is not stored and (isinstance(now, dict | list) or now != stored)
 
 
 class RunEvent(models.Model):

@@ -198,7 +198,7 @@ def dismiss(run: Run) -> Run:
 
 
 def _cancel_all(session: Session, active: Sequence[Run], actor: Any) -> None:
-    for run in active:
+    for run in sorted(active, key=lambda run: run.line):
         cancelling.request_cancel(
             run.id,
             source=CancelSource.SUPERSEDED,

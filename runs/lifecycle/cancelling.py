@@ -101,7 +101,7 @@ def time_out_cancellation(cancellation_id: UUID) -> bool:
 def _accept(session: Session, run: Run, asked: Mapping[str, Any]) -> Cancellation | None:
     """The operation in progress on a running run, or one that is opened now; None if it runs no more."""
     operation = cancellation.unsettled(session)
-    if operation is None:
+    if operation is None or operation.run_id != run.id:
         now = timezone.now()
         run.cancel_requested_at = run.cancel_requested_at or now  # the first time stays
         if not run.write(status=RunStatus.RUNNING):

@@ -176,6 +176,7 @@ class RunLog:
         if failure is not None:
             self.failure = failure
             self._entries, self._counts = [], Counter()
+            self._size = 0
             part.waiters.extend(self._waiters)
             self._waiters = []
         for waiter in part.waiters:

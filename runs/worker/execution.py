@@ -132,6 +132,8 @@ class Execution:
             if agent is None:
                 agent = await in_thread(agents.load, name)
             self._graph = agent.graph_on(self._saver)
+            if self._fenced:
+                raise Fenced  # before the repair of earlier turns, which writes checkpoints
             given, saved = await _retry_while_away(graph_input.begin, self._graph, turn)
             for namespace, messages in saved:
                 self._translator.recover(namespace, messages)

@@ -144,9 +144,8 @@ class Supervisor(Engine):
             # We were taken for dead, and our runs were interrupted. Begin anew with the same id.
             await in_thread(self._register)
         self.watch.beat()
-        for run_id, reason in await in_thread(self._marks):
-            if execution := self.executions.get(run_id):
-                execution.stop(reason)
+        for execution, reason in await in_thread(self._marks):
+            execution.stop(reason)
 
     async def sweep(self) -> None:
         await sweep.recover(self.checkpoints, self.id, self.watch)
@@ -227,6 +226,7 @@ class Supervisor(Engine):
         finally:
             if self.executions.get(execution.run.id) is execution:  # not the one that goes on after an answer
                 del self.executions[execution.run.id]
+                self._early_stops.pop(execution.run.id, None)
             if execution.token.activity.stragglers():
                 self.stragglers.add(execution)
             self._claim_wanted()
@@ -255,7 +255,7 @@ class Supervisor(Engine):
         reason = StopReason.FENCED if message["kind"] == "fenced" else StopReason.CANCEL
         if execution := self.executions.get(run_id):
             execution.stop(reason)
-        elif self._claims:
+        if self._claims:  # it may be meant for the next claim of the same run
             self._early_stops.setdefault(run_id, []).append(reason)
 
     def _register(self) -> None:
@@ -287,9 +287,12 @@ class Supervisor(Engine):
         ours = Run.objects.filter(worker=self.id, status=RunStatus.RUNNING)
         return list(ours.values_list("id", "session_id", "claim"))
 
-    def _marks(self) -> list[tuple[UUID, StopReason]]:
-        """The runs in hand that were cancelled or taken away. The notices of that may have been lost."""
-        mine = list(self.executions)
+    def _marks(self) -> list[tuple[Execution, StopReason]]:
+        """The executions whose run was cancelled or taken away. The notices of that may have been lost.
+
+        They are those of before the look: another claim of the same run may come in between.
+        """
+        mine = dict(self.executions)
         found = {
             row[0]: row[1:]
             for row in Run.objects.filter(id__in=mine).values_list(
@@ -297,13 +300,10 @@ class Supervisor(Engine):
             )
         }
         marks = []
-        for run_id in mine:
-            execution = self.executions.get(run_id)
+        for run_id, execution in mine.items():
             status, claim, cancelled = found.get(run_id, ("", 0, None))
-            if execution is None:
-                continue
             if status != RunStatus.RUNNING or claim != execution.run.claim:
-                marks.append((run_id, StopReason.FENCED))
+                marks.append((execution, StopReason.FENCED))
             elif cancelled is not None:
-                marks.append((run_id, StopReason.CANCEL))
+                marks.append((execution, StopReason.CANCEL))
         return marks

@@ -7,7 +7,7 @@ from typing import Any
 
 from asgiref.sync import async_to_sync
 
-from chat.rendering import render_all
+from chat.rendering import add_html
 from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Id
@@ -101,9 +101,7 @@ def _add_html(turns: Sequence[Turn]) -> None:
         for message in turn.messages
         if message["role"] == "assistant" and message["status"] != "streaming"
     ]
-    rendered = async_to_sync(render_all)([message["text"] for message in said])
-    for message, html in zip(said, rendered, strict=True):
-        message["html"] = html
+    async_to_sync(add_html)(said)
 
 
 def _find(transcript: Transcript, run_id: Id) -> Turn | None:

@@ -39,28 +39,14 @@ class Child:
     orphan: signal.Signals = signal.SIGKILL  # what it gets when we are gone
     before: Callable[[], None] = lambda: None  # puts into order what it needs, in a thread
     told: dict[str, str] = field(default_factory=dict, init=False)
-    _ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # has told what is expected
     _ending: bool = field(default=False, init=False)
     _process: asyncio.subprocess.Process | None = field(default=None, init=False)
     _task: asyncio.Task[None] | None = field(default=None, init=False)
 
-    @property
-    def is_ready(self) -> bool:
-        """It runs, and has told all that it is expected to."""
-        return self._ready.is_set()
-
     def start(self) -> None:
         """Start it, and from now on again and again."""
         self._task = asyncio.create_task(self._keep(), name=f"child {self.name}")
-
-    async def ready(self, seconds: float) -> bool:
-        """Wait until it is ready; False if that took longer than ``seconds``."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ready.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def stop(self, seconds: float) -> None:
         """Ask it to end, and make it end after ``seconds``."""
@@ -114,18 +100,18 @@ class Child:
             await self._listen(self._process)
             return await self._process.wait()
         finally:
-            self._ready.clear()
+            self.ready.clear()
             self.told.clear()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
-            self._ready.set()
+            self.ready.set()
             return
         async for line in process.stdout:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             self.told[name] = value
             if self.told.keys() >= set(self.expected):
-                self._ready.set()
+                self.ready.set()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -1,6 +1,5 @@
 """The history of a session as the page shows it: turns, each with its messages and how it ended."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from runs.models import Run
 from runs.operations import Actor, Id
 from runs.states import Resolution, RunStatus, SessionStatus
 from runs.wire import contract
+from runs.wire.encoding import pretty
 
 PAGE = 200  # messages on a page before the reader asks for all
 TURN = 40  # messages that are read for one turn before it is looked for in all
@@ -183,8 +183,4 @@ def _question(name: str, value: Any) -> Question:
             str(value["question"]),
             [str(option) for option in options] if isinstance(options, list) else [],
         )
-    return Question(name, value if isinstance(value, str) else _plain(value), [])
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
+    return Question(name, pretty(value), [])

@@ -7,9 +7,10 @@ from django.db.models import Q
 from django.http import HttpRequest
 
 from runs.admin.base import ConsoleAdmin, is_uuid
-from runs.admin.formatting import NOTHING, clock, pretty
+from runs.admin.formatting import NOTHING, clock
 from runs.admin.lists import filter_kinds, filters, search
 from runs.models import AuditEntry
+from runs.wire.encoding import pretty
 
 
 @admin.register(AuditEntry)

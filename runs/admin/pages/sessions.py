@@ -18,9 +18,9 @@ from runs.admin.formatting import (
     badge,
     clock,
     count,
+    counts,
     cut,
     number,
-    pretty,
     session_name,
     short,
     span,
@@ -31,6 +31,7 @@ from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
 from runs.wire import contract, representations, statistics
+from runs.wire.encoding import pretty
 
 _RUNS = 25
 _MESSAGES = 50
@@ -157,14 +158,9 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _numbers(numbers: contract.SessionStatistics) -> list[tuple[str, str]]:
-    estimated = numbers["tokens_estimated"]
     return [
         ("Runs", number(numbers["runs"])),
-        ("Messages", number(numbers["message_count"])),
-        ("LLM calls", number(numbers["llm_calls"])),
-        ("Tool calls", number(numbers["tool_calls"])),
-        ("Tokens in", number(numbers["input_tokens"], estimated=estimated)),
-        ("Tokens out", number(numbers["output_tokens"], estimated=estimated)),
+        *counts(numbers),
         ("Executed for", span(numbers["duration_ms"] / 1000)),
     ]
 

@@ -17,6 +17,8 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markdown_it.utils import EnvType, OptionsDict
 
+from runs.wire import contract
+
 SCHEMES = frozenset({"http", "https", "mailto"})
 REL = "noopener noreferrer nofollow"
 TAGS = frozenset(
@@ -130,6 +132,13 @@ async def render_all(texts: Sequence[str]) -> list[SafeString]:
     for piece in _pieces(texts):
         rendered += await loop.run_in_executor(_threads, _render_piece, piece)
     return rendered[::-1]
+
+
+async def add_html(messages: Sequence[contract.Message]) -> None:
+    """Give each of these messages its text as HTML."""
+    rendered = await render_all([message["text"] for message in messages])
+    for message, html in zip(messages, rendered, strict=True):
+        message["html"] = html
 
 
 def _pieces(texts: Sequence[str]) -> Iterator[Piece]:

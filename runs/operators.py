@@ -7,7 +7,7 @@ They work on runs of any process, dead and frozen ones included: nothing here wa
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -42,7 +42,7 @@ class Done:
     run: Run  # as it is now
     changed: bool
     told: list[str]  # a sentence each
-    operation: Cancellation | None = field(default=None)  # of a cancel, unless the run had ended otherwise
+    operation: Cancellation | None = None  # of a cancel, unless the run had ended otherwise
 
 
 # Runs

@@ -51,9 +51,8 @@ def _openai(name: str, base_url: str, key: str) -> BaseChatModel:
     return ChatOpenAI(
         model=name,
         base_url=base_url or None,
-        api_key=SecretStr(
-            key or "none"
-        ),  # a server of one's own often takes no key, but the client wants one
+        # A server of one's own often takes no key, but the client wants one.
+        api_key=SecretStr(key or "none"),
         streaming=True,
         stream_usage=True,
         stream_chunk_timeout=None,

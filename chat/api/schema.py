@@ -70,6 +70,9 @@ def operation(
         refused = _errors(handler, raises, has_input=bool(body or query))
         documented |= {(status, JSON): answer for status, answer in refused.items()}
         created = [status for status in (201, 202) if answers.get(status) in ("Session", "Run")]
+        location = header(
+            "Location", "Where it can be read.", {"type": "string"}, required=True, response=created
+        )
         return extend_schema(
             operation_id=name,
             summary=summary.rstrip("."),
@@ -78,7 +81,7 @@ def operation(
             parameters=[
                 *([query] if query else []),
                 *headers,
-                *([_location(created)] if created else []),
+                *([location] if created else []),
                 *([_RETRY_AFTER] if 429 in refused else []),
             ],
             responses=dict(sorted(documented.items())),
@@ -121,27 +124,15 @@ def _errors(
     }
 
 
-def header(name: str, about: str, type: JsonSchema) -> OpenApiParameter:
-    """A request header."""
-    return OpenApiParameter(name, type, OpenApiParameter.HEADER, description=about)
+def header(name: str, about: str, type: JsonSchema, **options: Any) -> OpenApiParameter:
+    """A header of the request, or with ``response`` of the answers with these statuses."""
+    return OpenApiParameter(name, type, OpenApiParameter.HEADER, description=about, **options)
 
 
-def _location(statuses: list[int]) -> OpenApiParameter:
-    return OpenApiParameter(
-        "Location",
-        {"type": "string"},
-        OpenApiParameter.HEADER,
-        required=True,
-        description="Where it can be read.",
-        response=statuses,
-    )
-
-
-_RETRY_AFTER = OpenApiParameter(
+_RETRY_AFTER = header(
     "Retry-After",
+    "Seconds after which to try again, where that is known.",
     {"type": "integer", "minimum": 1},
-    OpenApiParameter.HEADER,
-    description="Seconds after which to try again, where that is known.",
     response=[429],
 )
 

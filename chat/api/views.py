@@ -24,7 +24,7 @@ from chat.api import errors, inputs, streams
 from chat.api.async_view import EVENT_STREAM, JSON, AsyncView, accepts, actor_of
 from chat.api.paging import Pages, RunPages, SessionPages, WorkerPages
 from chat.api.schema import STARTING, document, header, operation
-from chat.rendering import render_all
+from chat.rendering import add_html
 from runs import operations
 from runs.errors import (
     CursorGone,
@@ -140,7 +140,7 @@ class History(AsyncView):
             actor_of(request), session_id, limit=chosen.get("limit"), before=chosen.get("before")
         )
         if "render" in chosen:
-            found = await _with_html(found)
+            await add_html(found["messages"])
         return Response(found)
 
 
@@ -431,10 +431,3 @@ def _runs_page(request: Request, session_id: str) -> Response:
 def _page(pages: Pages, found: QuerySet[Any], represent: Any, request: Request) -> Response:
     rows = pages.paginate_queryset(found, request)
     return pages.get_paginated_response(represent(rows))
-
-
-async def _with_html(history: contract.History) -> contract.History:
-    rendered = await render_all([message["text"] for message in history["messages"]])
-    for message, html in zip(history["messages"], rendered, strict=True):
-        message["html"] = html
-    return history

@@ -6,7 +6,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chat.cluster import end_with_parent
@@ -19,6 +20,7 @@ LONGEST_PAUSE = 15.0
 HEALTHY_AFTER = 30.0
 
 
+@dataclass(eq=False, repr=False)  # the environment may hold passwords
 class Child:
     """One process, restarted until it is told to end.
 
@@ -26,60 +28,32 @@ class Child:
     all that it is ``expected`` to.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str | Path],
-        *,
-        environment: Mapping[str, str] | None = None,
-        expected: Sequence[str] = (),
-        folder: Path | None = None,
-        log: Path | None = None,
-        user: str = "",
-        end: signal.Signals = signal.SIGTERM,  # asks it to end in good order
-        orphan: signal.Signals = signal.SIGKILL,  # what it gets when we are gone
-        before: Callable[[], None] = lambda: None,  # puts into order what it needs, in a thread
-    ) -> None:
-        self.name = name
-        self.told: dict[str, str] = {}
-        self._command = [str(part) for part in command]
-        self._environment = environment
-        self._expected = set(expected)
-        self._folder = folder
-        self._log = log
-        self._user = user
-        self._end = end
-        self._orphan = orphan
-        self._before = before
-        self._ready = asyncio.Event()
-        self._ending = False
-        self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """It runs, and has told all that it is expected to."""
-        return self._ready.is_set()
+    name: str
+    command: Sequence[str | Path]
+    environment: Mapping[str, str] | None = None
+    expected: Collection[str] = ()
+    folder: Path | None = None
+    log: Path | None = None
+    user: str = ""
+    end: signal.Signals = signal.SIGTERM  # asks it to end in good order
+    orphan: signal.Signals = signal.SIGKILL  # what it gets when we are gone
+    before: Callable[[], None] = lambda: None  # puts into order what it needs, in a thread
+    told: dict[str, str] = field(default_factory=dict, init=False)
+    ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)  # has told what is expected
+    _ending: bool = field(default=False, init=False)
+    _process: asyncio.subprocess.Process | None = field(default=None, init=False)
+    _task: asyncio.Task[None] | None = field(default=None, init=False)
 
     def start(self) -> None:
         """Start it, and from now on again and again."""
         self._task = asyncio.create_task(self._keep(), name=f"child {self.name}")
-
-    async def ready(self, seconds: float) -> bool:
-        """Wait until it is ready; False if that took longer than ``seconds``."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._ready.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def stop(self, seconds: float) -> None:
         """Ask it to end, and make it end after ``seconds``."""
         self._ending = True
         if self._task is None:
             return
-        self._signal(self._end)
+        self._signal(self.end)
         await asyncio.wait({self._task}, timeout=seconds)
         self._signal(signal.SIGKILL)
         self._task.cancel()
@@ -91,7 +65,7 @@ class Child:
         while True:
             began = clock()
             code = await self._run_once()
-            if self._is_ending():
+            if self._ending:
                 return
             if clock() - began > HEALTHY_AFTER:
                 pause = FIRST_PAUSE
@@ -101,24 +75,24 @@ class Child:
 
     async def _run_once(self) -> int:
         """Start it and wait for its end; its exit code."""
-        await asyncio.to_thread(self._before)
+        await asyncio.to_thread(self.before)
         command = [
             sys.executable,
             "-I",
             "-S",
             end_with_parent.__file__,
             str(os.getpid()),
-            self._orphan.name,
-            self._user,
+            self.orphan.name,
+            self.user,
         ]
-        with self._log.open("a") if self._log else contextlib.nullcontext() as log:
+        with self.log.open("a") if self.log else contextlib.nullcontext() as log:
             self._process = await asyncio.create_subprocess_exec(
                 *command,
-                *self._command,
-                env=self._environment,
-                cwd=self._folder,
+                *map(str, self.command),
+                env=self.environment,
+                cwd=self.folder,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE if self._expected else log,
+                stdout=asyncio.subprocess.PIPE if self.expected else log,
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C is for us, who end all in the right order
             )
@@ -126,21 +100,18 @@ class Child:
             await self._listen(self._process)
             return await self._process.wait()
         finally:
-            self._ready.clear()
+            self.ready.clear()
             self.told.clear()
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         if process.stdout is None:
-            self._ready.set()
+            self.ready.set()
             return
         async for line in process.stdout:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             self.told[name] = value
-            if self._expected <= self.told.keys():
-                self._ready.set()
-
-    def _is_ending(self) -> bool:
-        return self._ending
+            if self.told.keys() >= set(self.expected):
+                self.ready.set()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

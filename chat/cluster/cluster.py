@@ -117,11 +117,14 @@ class Cluster:
 
     def _addresses(self) -> list[Address]:
         """Of the web processes that are ready."""
-        found = [urlsplit(one.told["Address"]) for one in self._web if one.is_ready]
+        found = [urlsplit(one.told["Address"]) for one in self._web if one.ready.is_set()]
         return [(parts.hostname or "", parts.port or 0) for parts in found]
 
 
 async def _until_ready(child: Child) -> None:
     child.start()
-    if not await child.ready(PATIENCE):
-        raise CannotStart(f"{child.name} was not ready within {PATIENCE:g} s; its log says why.")
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await child.ready.wait()
+    except TimeoutError:
+        raise CannotStart(f"{child.name} was not ready within {PATIENCE:g} s; its log says why.") from None

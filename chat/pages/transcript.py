@@ -1,18 +1,18 @@
 """The history of a session as the page shows it: turns, each with its messages and how it ended."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from asgiref.sync import async_to_sync
 
-from chat.rendering import render_all
+from chat.rendering import add_html
 from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Id
 from runs.states import Resolution, RunStatus, SessionStatus
 from runs.wire import contract
+from runs.wire.encoding import pretty
 
 PAGE = 200  # messages on a page before the reader asks for all
 TURN = 40  # messages that are read for one turn before it is looked for in all
@@ -101,9 +101,7 @@ def _add_html(turns: Sequence[Turn]) -> None:
         for message in turn.messages
         if message["role"] == "assistant" and message["status"] != "streaming"
     ]
-    rendered = async_to_sync(render_all)([message["text"] for message in said])
-    for message, html in zip(said, rendered, strict=True):
-        message["html"] = html
+    async_to_sync(add_html)(said)
 
 
 def _find(transcript: Transcript, run_id: Id) -> Turn | None:
@@ -185,8 +183,4 @@ def _question(name: str, value: Any) -> Question:
             str(value["question"]),
             [str(option) for option in options] if isinstance(options, list) else [],
         )
-    return Question(name, value if isinstance(value, str) else _plain(value), [])
-
-
-def _plain(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=2)
+    return Question(name, pretty(value), [])

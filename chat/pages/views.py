@@ -217,8 +217,7 @@ def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> H
     return render(request, "pages/chat.html", context)
 
 
-def _done(request: HttpRequest, to: str, **kwargs: Any) -> HttpResponse:
-    cancellation = kwargs.pop("cancellation", None)
+def _done(request: HttpRequest, to: str, *, cancellation: Any = None, **kwargs: Any) -> HttpResponse:
     if _wants_json(request):
         return JsonResponse({"url": resolve_url(to, **kwargs), "cancellation": cancellation})
     return redirect(to, **kwargs)

@@ -8,9 +8,11 @@ from typing import Any
 from django import template
 
 from chat.rendering import render_markdown
+from runs.wire.encoding import pretty
 
 register = template.Library()
 register.filter("markdown", render_markdown)
+register.filter("pretty", pretty)
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _CALL_STATES = {
@@ -89,12 +91,6 @@ def one_line(value: Any) -> str:
         else _compact(value)
     )
     return text if len(text) <= 80 else text[:79] + "…"
-
-
-@register.filter
-def pretty(value: Any) -> str:
-    """JSON for reading; a text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
 @register.filter

@@ -1,6 +1,7 @@
 """The base of the console's admins: their objects are shown, and not edited."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from django.contrib import admin, messages
@@ -8,13 +9,26 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.auth.models import AbstractBaseUser
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.utils.text import capfirst
 
+from runs.admin.formatting import ago, short
 from runs.admin.lists.paging import BoundedChangeList, BoundedPaginator
+
+Column: TypeAlias = Callable[[Any, Any], str]
+
+
+def id_column(title: str) -> Column:
+    """A column of a list: the beginning of the id."""
+    return admin.display(description=title, ordering="id")(lambda _, row: short(row.id))
+
+
+def ago_column(title: str, field: str) -> Column:
+    """A column of a list: the time that has passed since the moment in ``field``."""
+    return admin.display(description=title, ordering=field)(lambda _, row: ago(getattr(row, field)))
 
 
 def actor_of(request: HttpRequest) -> AbstractBaseUser:
@@ -36,6 +50,7 @@ class ConsoleAdmin(admin.ModelAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     page_template = ""
+    search_fields = ("pk",)  # shows the field; see get_search_results
 
     class Media:
         css = {"all": ["admin/console.css"]}
@@ -64,6 +79,16 @@ class ConsoleAdmin(admin.ModelAdmin):
         title = {"title": capfirst(str(self.opts.verbose_name_plural))}
         return super().changelist_view(request, title | (extra_context or {}))
 
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        term = search_term.strip()
+        return queryset.filter(self.search(request, term) if term else Q()), False
+
+    def search(self, request: HttpRequest, term: str) -> Q:
+        """The condition on what is found by this term, which is not empty."""
+        raise NotImplementedError
+
     def prepare(self, request: HttpRequest, rows: Any) -> None:
         """Add to the rows of a page what depends on its reader."""
 
@@ -75,12 +100,21 @@ class ConsoleAdmin(admin.ModelAdmin):
         extra_context: dict[str, Any] | None = None,
     ) -> HttpResponse:
         """The page of one object. There is no form on it."""
-        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
-            raise PermissionDenied
+        found = self.viewed(request, object_id)
+        return self.render(request, self.page_template, found, **self.page_context(request, found))
+
+    def viewed(self, request: HttpRequest, object_id: str) -> Any:
+        """The object for a page that only shows it. Raises PermissionDenied and Http404."""
+        self.check_view(request)
         found = self.get_object(request, object_id)
         if found is None:
             raise Http404
-        return self.render(request, self.page_template, found, **self.page_context(request, found))
+        return found
+
+    def check_view(self, request: HttpRequest) -> None:
+        """Raise PermissionDenied for who may not view these objects, and for what is no reading."""
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
 
     def page_context(self, request: HttpRequest, found: Any) -> dict[str, Any]:
         """What the object's own page shows."""

@@ -11,6 +11,7 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 
 from runs.models import Run, Session
+from runs.wire import contract
 
 NOTHING = "\N{EN DASH}"
 SHOWN = 4000  # characters of one event, argument or result
@@ -95,6 +96,18 @@ def count(number_of: int, thing: str) -> str:
     return f"{number_of:,} {thing}{'' if number_of == 1 else 's'}"
 
 
+def counts(numbers: contract.RunStatistics | contract.SessionStatistics) -> list[tuple[str, str]]:
+    """What was counted of a run or a session, each with its name."""
+    estimated = numbers["tokens_estimated"]
+    return [
+        ("Messages", number(numbers["message_count"])),
+        ("LLM calls", number(numbers["llm_calls"])),
+        ("Tool calls", number(numbers["tool_calls"])),
+        ("Tokens in", number(numbers["input_tokens"], estimated=estimated)),
+        ("Tokens out", number(numbers["output_tokens"], estimated=estimated)),
+    ]
+
+
 def tokens(run: Run) -> int | None:
     """Tokens in and out together, those of the calls in progress included; None when none is known."""
     known = [value for value in (run.input_tokens, run.output_tokens) if value is not None]
@@ -132,11 +145,6 @@ def readable(text: str) -> str:
         return json.dumps(json.loads(text), ensure_ascii=False)
     except ValueError:
         return text
-
-
-def pretty(value: Any) -> str:
-    """A value as indented JSON; text as it is."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def cut(text: str, whole: int | None = None) -> str:

@@ -165,10 +165,6 @@ async def _repair_thread(
     raise RepairFailed(f"The checkpoint of {thread.config['configurable']} does not take its repair.")
 
 
-def _values(state: StateSnapshot) -> dict[str, Any]:
-    return state.values if isinstance(state.values, dict) else {}
-
-
 def _pending(state: StateSnapshot) -> tuple[str, ...]:
     """The nodes of the unfinished step, with those that have finished in it."""
     return tuple(task.name for task in state.tasks)
@@ -261,7 +257,7 @@ def _results_in(
 def _other_writes(graph: _Graph, state: StateSnapshot) -> dict[str, Any]:
     """An update that keeps what finished tasks of the unfinished step wrote to other channels."""
     written = {key for task in state.tasks if isinstance(task.result, dict) for key in task.result}
-    values = _values(state)
+    values = state.values if isinstance(state.values, dict) else {}
     carried: dict[str, Any] = {}
     for key in sorted(written - {MESSAGES}):
         channel = graph.channels.get(key)

@@ -1,4 +1,4 @@
-"""How JSON and times are written: in the database and on the wire alike."""
+"""How JSON and times are written: in the database and on the wire alike, and JSON on pages."""
 
 import json
 import re
@@ -16,6 +16,11 @@ def encode(data: Any) -> str:
     """JSON on one line, as it is stored and sent."""
     text = _encode(data)
     return _line_ends.sub(lambda found: f"\\u{ord(found[0]):04x}", text) if _line_ends.search(text) else text
+
+
+def pretty(value: Any) -> str:
+    """A value as indented JSON, for reading; text as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def event(run_id: UUID, seq: int, type: str, data: str, at: datetime) -> str:

@@ -31,10 +31,6 @@ class Seen:
     ahead: Run | None  # the run that its session's queue waits behind
     has_taker: bool  # whether a worker takes turns
 
-    @property
-    def is_undecided(self) -> bool:
-        return self.run.is_undecided
-
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -129,7 +125,7 @@ def _foresee_force_cancel(seen: Seen) -> str:
 
 
 def _foresee_reconcile(seen: Seen) -> str:
-    if seen.is_undecided:
+    if seen.run.is_undecided:
         return "It is dismissed: nobody goes on from it, and its session is free again."
     if text := _ended(seen):
         return text
@@ -152,7 +148,7 @@ def _foresee_reconcile(seen: Seen) -> str:
 
 
 def _foresee_resume(seen: Seen) -> str:
-    if not seen.is_undecided:
+    if not seen.run.is_undecided:
         return "Nothing changes: only an interrupted run about which nobody has decided can be resumed."
     text = "A new run goes on from its last saved step."
     if seen.uncertain_tools:
@@ -162,7 +158,7 @@ def _foresee_resume(seen: Seen) -> str:
 
 
 def _foresee_dismiss(seen: Seen) -> str:
-    if not seen.is_undecided:
+    if not seen.run.is_undecided:
         return "Nothing changes: only an interrupted run about which nobody has decided can be dismissed."
     return "Nobody goes on from it; what it said stays in the history, and its session is free again."
 

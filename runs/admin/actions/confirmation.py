@@ -1,6 +1,7 @@
 """Commands to selected runs: the page that asks for a reason and says what will happen, and the report."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django import forms
@@ -12,6 +13,7 @@ from django.shortcuts import redirect
 
 from runs.admin.actions.commands import COMMANDS, LIMIT, Command, look, perform
 from runs.admin.base import ConsoleAdmin, actor_of, allowed
+from runs.admin.formatting import count
 from runs.foundation.limits import REASON_LIMIT
 from runs.models import Run
 from runs.operators import may_read
@@ -35,7 +37,7 @@ class ReasonForm(forms.Form):
 def actions_for(request: HttpRequest) -> dict[str, tuple[Act, str, str]]:
     """The commands that this operator may give, as actions of a list."""
     return {
-        name: (_action(command), name, f"{command.label} selected runs")
+        name: (partial(_confirm_or_perform, command), name, f"{command.label} selected runs")
         for name, command in COMMANDS.items()
         if allowed(request, command.permission)
     }
@@ -50,15 +52,8 @@ def buttons_for(request: HttpRequest, run: Run) -> list[Command]:
     ]
 
 
-def _action(command: Command) -> Act:
-    def act(model_admin: ConsoleAdmin, request: HttpRequest, queryset: QuerySet[Run]) -> HttpResponse | None:
-        return _confirm_or_perform(model_admin, request, queryset, command)
-
-    return act
-
-
 def _confirm_or_perform(
-    model_admin: ConsoleAdmin, request: HttpRequest, queryset: QuerySet[Run], command: Command
+    command: Command, model_admin: ConsoleAdmin, request: HttpRequest, queryset: QuerySet[Run]
 ) -> HttpResponse | None:
     runs = _selected(request, queryset)
     if len(runs) > LIMIT:
@@ -75,7 +70,7 @@ def _confirm_or_perform(
     return model_admin.render(
         request,
         "admin/actions/confirm.html",
-        title=f"{command.label} {len(runs)} run{'' if len(runs) == 1 else 's'}",
+        title=f"{command.label} {count(len(runs), 'run')}",
         command=command,
         chosen=[
             (seen.run, command.foresee(seen), may_read(actor_of(request), seen.run.session.owner_id))

@@ -19,6 +19,7 @@ from django.utils import timezone
 
 from runs.admin.dashboard import queries
 from runs.admin.dashboard.charts import Chart, Series
+from runs.admin.formatting import count
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.states import TERMINAL, RunStatus
@@ -161,13 +162,13 @@ def _checks(user: Any) -> Iterator[Check]:
 
 
 def _counted(name: str, rows: QuerySet[Any], why: str, url: str) -> Check:
-    count = rows.order_by()[: COUNTED + 1].count()
-    return Check(name, min(count, COUNTED), why, url, or_more=count > COUNTED)
+    found = rows.order_by()[: COUNTED + 1].count()
+    return Check(name, min(found, COUNTED), why, url, or_more=found > COUNTED)
 
 
 def _what_takers_there_are() -> str:
     if takers := len(liveness.taking_turns()):
-        return f"{_many(takers, 'worker')} could: Reconcile offers them again."
+        return f"{count(takers, 'worker')} could: Reconcile offers them again."
     return "There is none that could: start one, or cancel what nobody should wait for."
 
 
@@ -196,7 +197,7 @@ def _outcomes(days: Sequence[Any], totals: Sequence[queries.DayTotal]) -> Figure
     return Figure(
         key="outcomes",
         title="Runs by outcome",
-        summary=f"{_many(sum(sums), 'run')} ended in the last {DAYS} days: {by_status}.",
+        summary=f"{count(sum(sums), 'run')} ended in the last {DAYS} days: {by_status}.",
         chart=Chart([_short(day) for day in days], series),
         head=[
             Cell("Day"),
@@ -251,7 +252,7 @@ def _cancels() -> Figure:
     else:
         of_latest = "the latest " if latency.total == queries.LATEST_CANCELS else ""
         summary = (
-            f"{of_latest}{_many(latency.total, 'cancel')} of the last {DAYS} days:"
+            f"{of_latest}{count(latency.total, 'cancel')} of the last {DAYS} days:"
             f" half of them settled within {_seconds(latency.median)},"
             f" 95 of 100 within {_seconds(latency.most)}, the slowest took {_seconds(latency.longest)}."
         )
@@ -261,7 +262,7 @@ def _cancels() -> Figure:
         summary=summary,
         chart=Chart.single("cancels", counts),
         head=[Cell("Time"), Cell("Cancels")],
-        rows=[_row(name, count) for name, count in counts.items()],
+        rows=[_row(name, number) for name, number in counts.items()],
         url=_list_of(Cancellation),
     )
 
@@ -273,16 +274,16 @@ def _workers() -> Figure:
     numbers = {worker: (active.get(worker.id, 0), worker.stragglers) for worker in found}
     shown = found[:WORKERS]
     running, straggling = sum(active.values()), sum(worker.stragglers for worker in found)
-    parts = [f"{_many(running, 'run')} executed by {_many(len(found), 'worker')}"]
+    parts = [f"{count(running, 'run')} executed by {count(len(found), 'worker')}"]
     if lost := active.get(None):
         parts.append(f"{lost:,} of them by none that is known any more")
-    parts.append(f"{_many(straggling, 'straggler')} of runs that were given up at work")
+    parts.append(f"{count(straggling, 'straggler')} of runs that were given up at work")
     return Figure(
         key="workers",
         title="Active runs and stragglers by worker",
         summary=f"{', '.join(parts)}.",
         chart=Chart(
-            [_name(worker) for worker in shown],
+            list(map(str, shown)),
             [
                 Series("active runs", [numbers[worker][0] for worker in shown]),
                 Series("stragglers", [numbers[worker][1] for worker in shown]),
@@ -297,7 +298,7 @@ def _workers() -> Figure:
         ],
         rows=[
             [
-                Cell(_name(worker), _list_of(Run, worker=str(worker.id))),
+                Cell(str(worker), _list_of(Run, worker=str(worker.id))),
                 *_row("", *numbers[worker])[1:],
                 Cell(_state(worker, worker.id in beating)),
             ]
@@ -314,10 +315,6 @@ def _row(name: str, *numbers: int) -> list[Cell]:
     return [Cell(name), *(Cell(f"{number:,}") for number in numbers)]
 
 
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def _short(day: Any) -> str:
     return f"{day.day} {day:%b}"
 
@@ -328,10 +325,6 @@ def _long(day: Any) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
-
-
-def _name(worker: Worker) -> str:
-    return f"{worker.host}:{worker.pid}"
 
 
 def _state(worker: Worker, is_beating: bool) -> str:

@@ -40,10 +40,6 @@ class DayTotal:
     input_tokens: int
     output_tokens: int
 
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
-
 
 def latest_days(number: int) -> list[date]:
     """The last days up to today."""

@@ -15,30 +15,10 @@ from runs.states import Effect, RunStatus
 CALLS = 10_000
 
 
-def stuck() -> Q:
-    """Running without an event for too long, or without a beating worker."""
-    return Q(id__in=predicates.stuck_runs().values("id"))
-
-
-def overdue() -> Q:
-    """Running although its cancel should have ended it."""
-    return Q(id__in=predicates.runs_with_overdue_cancel().values("id"))
-
-
-def untaken() -> Q:
-    """Queued or answered, and not taken by any worker."""
-    return Q(id__in=predicates.unclaimed_runs().values("id"))
-
-
-def undecided() -> Q:
-    """Interrupted in the last day and not decided."""
-    return Q(id__in=predicates.undecided_runs().values("id"))
-
-
-def unattended() -> Q:
+def unattended() -> QuerySet[Run]:
     """Running without a beating worker."""
     lost = Q(worker=None) | ~Q(worker__in=liveness.beating())
-    return Q(id__in=Run.objects.filter(lost, status=RunStatus.RUNNING).values("id"))
+    return Run.objects.filter(lost, status=RunStatus.RUNNING)
 
 
 def needed() -> Q:

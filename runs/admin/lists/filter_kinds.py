@@ -22,7 +22,22 @@ from runs.admin.lists import paging
 Condition: TypeAlias = Callable[[HttpRequest], Q]
 
 
-class Choice(admin.SimpleListFilter):
+class Filter(admin.SimpleListFilter):
+    """A filter by one condition, made from its value in the address."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        value = (self.value() or "").strip()
+        if not value:
+            return queryset
+        condition = None if "\0" in value else self.condition(request, value)
+        return queryset.none() if condition is None else queryset.filter(condition)
+
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
+        """The condition for this value. None when no row can meet it."""
+        raise NotImplementedError
+
+
+class Choice(Filter):
     """A choice of one named condition."""
 
     conditions: dict[str, tuple[str, Condition]]  # by the value in the address, each with its label
@@ -30,12 +45,12 @@ class Choice(admin.SimpleListFilter):
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         return [(value, label) for value, (label, _) in self.conditions.items()]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        chosen = self.conditions.get(self.value() or "")
-        return queryset.filter(chosen[1](request)) if chosen else queryset
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
+        chosen = self.conditions.get(value)
+        return chosen[1](request) if chosen else Q()
 
 
-class WithoutIndex(admin.SimpleListFilter):
+class WithoutIndex(Filter):
     """A filter whose conditions have no index, except those of the values in ``indexed``."""
 
     indexed: Collection[str] = ()
@@ -43,11 +58,10 @@ class WithoutIndex(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         if self.value() and self.value() not in self.indexed:
             queryset = paging.among_first(request, queryset)
-        found = super().queryset(request, queryset)
-        return queryset if found is None else found
+        return super().queryset(request, queryset)
 
 
-class Text(admin.SimpleListFilter):
+class Text(Filter):
     """A text field, for where there are too many values to list."""
 
     template = "admin/lists/text_filter.html"
@@ -69,17 +83,6 @@ class Text(admin.SimpleListFilter):
             "others": others,
             "without": changelist.get_query_string(remove=[self.parameter_name or "", "p"]),
         }
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = (self.value() or "").strip()
-        if not value:
-            return queryset
-        condition = None if "\0" in value else self.condition(request, value)
-        return queryset.none() if condition is None else queryset.filter(condition)
-
-    def condition(self, request: HttpRequest, value: str) -> Q | None:
-        """The condition for this text. None when no row can meet it."""
-        raise NotImplementedError
 
 
 def same(**value: Any) -> Condition:

@@ -1,9 +1,9 @@
 """The filters of each list."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.contrib import admin
 from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest
@@ -11,7 +11,8 @@ from django.http import HttpRequest
 from runs import agents
 from runs.admin.base import is_uuid
 from runs.admin.lists import attention, paging
-from runs.admin.lists.filter_kinds import Choice, Condition, Text, WithoutIndex, before, same, within
+from runs.admin.lists.filter_kinds import Choice, Condition, Filter, Text, WithoutIndex, before, same, within
+from runs.lifecycle import predicates
 from runs.models import UNDECIDED, Run, Session, Worker
 from runs.states import ACTIVE, CancelOutcome, CancelSource, Resolution, RunStatus, SessionStatus
 
@@ -27,9 +28,13 @@ _WORKERS_LISTED = 30
 _SESSIONS = 2_000
 
 
-def _active(**condition: Any) -> Q:
+def _among(runs: Callable[[], QuerySet[Run]]) -> Condition:
     # By their keys: in the order of a list a database would rather look for the few through all there are.
-    return Q(id__in=Run.objects.filter(status__in=ACTIVE, **condition).values("id"))
+    return lambda _: Q(id__in=runs().values("id"))
+
+
+def _active(**condition: Any) -> Condition:
+    return _among(lambda: Run.objects.filter(status__in=ACTIVE, **condition))
 
 
 # Runs
@@ -39,7 +44,7 @@ class Status(Choice):
     title = "status"
     parameter_name = "status__exact"  # as Django would call it
     conditions = {
-        "active": ("active", lambda _: _active()),
+        "active": ("active", _active()),
         **{str(status): (str(status), same(status=status)) for status in RunStatus},
     }
 
@@ -55,18 +60,21 @@ class Attention(Choice):
     parameter_name = "attention"
     conditions = {
         "any": ("hanging", lambda _: attention.needed()),
-        "stuck": ("stuck: no event or no worker", lambda _: attention.stuck()),
-        "cancel_overdue": ("cancel overdue", lambda _: attention.overdue()),
-        "worker_lost": ("worker lost", lambda _: attention.unattended()),
-        "untaken": ("not taken by any worker", lambda _: attention.untaken()),
-        "undecided": ("interrupted of late, undecided", lambda _: attention.undecided()),
+        "stuck": ("stuck: no event or no worker", _among(predicates.stuck_runs)),
+        "cancel_overdue": ("cancel overdue", _among(predicates.runs_with_overdue_cancel)),
+        "worker_lost": ("worker lost", _among(attention.unattended)),
+        "untaken": ("not taken by any worker", _among(predicates.unclaimed_runs)),
+        "undecided": ("interrupted of late, undecided", _among(predicates.undecided_runs)),
         "long_queue": ("in a long queue", lambda _: attention.in_long_queue()),
         "effect_unknown": ("effect unknown", _of_unknown_effect),
     }
 
 
-class OfAgent(admin.SimpleListFilter):
-    """The configured agents, and the one in the address."""
+class Agent(WithoutIndex):
+    """The configured agents, and the one in the address.
+
+    Some agents have most of the rows and others hardly any. An index would help with neither.
+    """
 
     title = "agent"
     parameter_name = "agent"
@@ -78,21 +86,14 @@ class OfAgent(admin.SimpleListFilter):
             names.append(asked)  # one that is not configured any more
         return [(name, name) for name in names]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value()
-        if not value:
-            return queryset
-        return queryset.none() if "\0" in value else queryset.filter(agent=value)
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
+        return Q(agent=value)
 
     def has_output(self) -> bool:
         return True
 
 
-class Agent(WithoutIndex, OfAgent):
-    """Some agents have most of the rows and others hardly any. An index would help with neither."""
-
-
-class OfWorker(admin.SimpleListFilter):
+class OfWorker(Filter):
     title = "worker"
     parameter_name = "worker"
 
@@ -100,13 +101,10 @@ class OfWorker(admin.SimpleListFilter):
         workers = Worker.objects.order_by("host", "pid")[:_WORKERS_LISTED]
         return [("none", "none, though running")] + [(str(worker.id), str(worker)) for worker in workers]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        value = self.value()
-        if not value:
-            return queryset
+    def condition(self, request: HttpRequest, value: str) -> Q | None:
         if value == "none":
-            return queryset.filter(worker=None, status=RunStatus.RUNNING)
-        return queryset.filter(worker=value) if is_uuid(value) else queryset.none()
+            return Q(worker=None, status=RunStatus.RUNNING)
+        return Q(worker=value) if is_uuid(value) else None
 
 
 class Owner(Text):
@@ -147,11 +145,11 @@ def _event_within(**duration: float) -> Condition:
     # The last event of what has ended is its end, which has an index.
     since = Now() - timedelta(**duration)
     late = Q(status__in=ACTIVE, last_event_at__gte=since) | Q(finished_at__gte=since)
-    return lambda _: Q(id__in=Run.objects.filter(late).values("id"))
+    return _among(lambda: Run.objects.filter(late))
 
 
 def _silent_for(**duration: float) -> Condition:
-    return lambda _: _active(last_event_at__lt=Now() - timedelta(**duration))
+    return _active(last_event_at__lt=Now() - timedelta(**duration))
 
 
 class LastEvent(Choice):
@@ -213,10 +211,7 @@ class SessionState(Choice):
         str(SessionStatus.RUNNING): ("running", _with_run(Q(status=RunStatus.RUNNING))),
         str(SessionStatus.WAITING): ("waiting", _with_run(Q(status=RunStatus.WAITING))),
         str(SessionStatus.QUEUED): ("with a queue", _with_run(Q(status=RunStatus.QUEUED))),
-        str(SessionStatus.INTERRUPTED): (
-            "interrupted",
-            _with_run(UNDECIDED),
-        ),
+        str(SessionStatus.INTERRUPTED): ("interrupted", _with_run(UNDECIDED)),
     }
 
 

@@ -3,13 +3,14 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest
 
 from runs.admin.base import ConsoleAdmin, is_uuid
-from runs.admin.formatting import NOTHING, clock, pretty
+from runs.admin.formatting import NOTHING, clock
 from runs.admin.lists import filter_kinds, filters, search
 from runs.models import AuditEntry
+from runs.wire.encoding import pretty
 
 
 @admin.register(AuditEntry)
@@ -19,18 +20,11 @@ class AuditEntryAdmin(ConsoleAdmin):
     list_display = ("when", "actor", "what", "target", "reason")
     list_filter = (filter_kinds.since("at"), filter_kinds.until("at"), filters.Action, filters.Actor)
     ordering = ("-at", "-id")
-    search_fields = ("target",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or the name of an account"
     page_template = "admin/pages/auditentry.html"
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[AuditEntry], search_term: str
-    ) -> tuple[QuerySet[AuditEntry], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        begins = search.beginning("target", text=term, of=str)
-        return queryset.filter(Q(target=term) | begins if begins else Q(target=term)), False
+    def search(self, request: HttpRequest, term: str) -> Q:
+        return Q(target=term) | (search.beginning("target", text=term, of=str) or Q())
 
     @admin.display(description="time", ordering="at")
     def when(self, entry: AuditEntry) -> str:
@@ -39,13 +33,6 @@ class AuditEntryAdmin(ConsoleAdmin):
     @admin.display(description="action", ordering="action")
     def what(self, entry: AuditEntry) -> str:
         return entry.action.replace("_", " ")
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> AuditEntry | None:
-        # One more digit might not fit into the column.
-        is_number = object_id.isascii() and object_id.isdecimal() and len(object_id) < 19
-        return AuditEntry.objects.filter(id=object_id).first() if is_number else None
 
     def page_context(self, request: HttpRequest, found: AuditEntry) -> dict[str, Any]:
         return {

@@ -3,13 +3,13 @@
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import DurationField, ExpressionWrapper, F, QuerySet
+from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
-from runs.admin.formatting import NOTHING, ago, badge, between, clock, link, short
+from runs.admin.base import ConsoleAdmin, actor_of, ago_column, id_column
+from runs.admin.formatting import NOTHING, badge, between, clock, link, short
 from runs.admin.lists import filter_kinds, filters, search
 from runs.models import Cancellation
 
@@ -30,7 +30,6 @@ class CancellationAdmin(ConsoleAdmin):
     )
     list_select_related = ("requested_by",)
     ordering = ("-accepted_at", "-id")
-    search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, or who asked"
     page_template = "admin/pages/cancellation.html"
 
@@ -42,19 +41,11 @@ class CancellationAdmin(ConsoleAdmin):
         for one in rows:
             one.reader = actor_of(request)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Cancellation], search_term: str
-    ) -> tuple[QuerySet[Cancellation], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if by_id := search.beginning("run", "session", "id", text=term):
-            return queryset.filter(by_id), False
-        return queryset.filter(requested_by__username=term), False
+    def search(self, request: HttpRequest, term: str) -> Q:
+        return search.beginning("run", "session", "id", text=term) or Q(requested_by__username=term)
 
-    @admin.display(description="cancellation", ordering="id")
-    def identifier(self, one: Cancellation) -> str:
-        return short(one.id)
+    identifier = id_column("cancellation")
+    accepted = ago_column("accepted", "accepted_at")
 
     @admin.display(description="run")
     def run_link(self, one: Cancellation) -> SafeString:
@@ -68,10 +59,6 @@ class CancellationAdmin(ConsoleAdmin):
     def who(self, one: Cancellation) -> str:
         return one.requested_by.get_username() if one.requested_by else NOTHING
 
-    @admin.display(description="accepted", ordering="accepted_at")
-    def accepted(self, one: Cancellation) -> str | SafeString:
-        return ago(one.accepted_at)
-
     @admin.display(description="settled after", ordering="took")
     def latency(self, one: Cancellation) -> str:
         if one.settled_at is None:
@@ -81,13 +68,6 @@ class CancellationAdmin(ConsoleAdmin):
     @admin.display(description="given up", ordering="escalated")
     def given_up(self, one: Cancellation) -> str | SafeString:
         return badge("given up", "bad") if one.escalated else NOTHING
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Cancellation | None:
-        if not is_uuid(object_id):
-            return None
-        return Cancellation.objects.select_related("requested_by").filter(id=object_id).first()
 
     def page_context(self, request: HttpRequest, found: Cancellation) -> dict[str, Any]:
         reader = actor_of(request)

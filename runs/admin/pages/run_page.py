@@ -22,10 +22,10 @@ from runs.admin.formatting import (
     between,
     clock,
     clock_ms,
+    counts,
     cut,
     link,
     number,
-    pretty,
     readable,
     short,
     span,
@@ -36,6 +36,7 @@ from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
 from runs.states import ACTIVE, Effect, Resolution, RunStatus
 from runs.wire import statistics
+from runs.wire.encoding import pretty
 
 EVENTS = 50  # on a page of the log
 _CALLS = 200
@@ -154,16 +155,11 @@ def _facts(run: Run, now: datetime) -> list[tuple[str, str | SafeString]]:
 
 def _numbers(run: Run, now: datetime) -> list[tuple[str, str]]:
     counted = statistics.of_run(run)
-    estimated = counted["tokens_estimated"]
     first, executed = counted["first_token_ms"], counted["duration_ms"] / 1000
     if run.claimed_at is not None:  # the statistics do not have the current claim yet
         executed += max((now - run.claimed_at).total_seconds(), 0)
     return [
-        ("Messages", number(counted["message_count"])),
-        ("LLM calls", number(counted["llm_calls"])),
-        ("Tool calls", number(counted["tool_calls"])),
-        ("Tokens in", number(counted["input_tokens"], estimated=estimated)),
-        ("Tokens out", number(counted["output_tokens"], estimated=estimated)),
+        *counts(counted),
         ("First token after", span(first / 1000) if first is not None else NOTHING),
         ("Executed for", span(executed)),
     ]

@@ -6,7 +6,7 @@ from uuid import UUID
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.forms.widgets import Script
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -17,8 +17,8 @@ from django.utils.safestring import SafeString
 
 from runs import operators
 from runs.admin.actions.confirmation import actions_for, report_of
-from runs.admin.base import ConsoleAdmin, actor_of, is_uuid
-from runs.admin.formatting import NOTHING, ago, badge, link, number, session_name, short, tokens
+from runs.admin.base import ConsoleAdmin, actor_of, ago_column, id_column, is_uuid
+from runs.admin.formatting import NOTHING, badge, link, number, session_name, short, tokens
 from runs.admin.lists import attention, filter_kinds, filters, search
 from runs.admin.lists.paging import AttentionFirstPaginator, BoundedPaginator
 from runs.admin.pages import run_page
@@ -50,7 +50,6 @@ class RunAdmin(ConsoleAdmin):
     )
     list_select_related = ("session__owner", "worker")
     ordering = ("-created_at", "-id")
-    search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a run or a session or the beginning of one, owner, title"
     page_template = "admin/pages/run.html"
 
@@ -76,23 +75,16 @@ class RunAdmin(ConsoleAdmin):
         paginator = AttentionFirstPaginator if is_in_order else BoundedPaginator
         return paginator(queryset, per_page)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Run], search_term: str
-    ) -> tuple[QuerySet[Run], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if by_id := search.beginning("id", "session", text=term):
-            return queryset.filter(by_id), False
-        sessions = search.sessions_found(request, actor_of(request), term)
-        return queryset.filter(session__in=sessions), False
+    def search(self, request: HttpRequest, term: str) -> Q:
+        by_id = search.beginning("id", "session", text=term)
+        return by_id or Q(session__in=search.sessions_found(request, actor_of(request), term))
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
         return dict(actions_for(request))
 
-    @admin.display(description="run", ordering="id")
-    def identifier(self, run: Run) -> str:
-        return short(run.id)
+    identifier = id_column("run")
+    age = ago_column("age", "created_at")
+    last_event = ago_column("last event", "last_event_at")
 
     @admin.display(description="status", ordering="status")
     def state(self, run: Run) -> SafeString:
@@ -114,14 +106,6 @@ class RunAdmin(ConsoleAdmin):
             return NOTHING
         return link(run.reader, "worker", run.worker_id, str(run.worker))  # type: ignore[attr-defined]
 
-    @admin.display(ordering="created_at")
-    def age(self, run: Run) -> str | SafeString:
-        return ago(run.created_at)
-
-    @admin.display(description="last event", ordering="last_event_at")
-    def last_event(self, run: Run) -> str | SafeString:
-        return ago(run.last_event_at)
-
     @admin.display(description="tokens", ordering=F("tokens"))
     def spent(self, run: Run) -> str:
         return number(tokens(run))
@@ -138,7 +122,8 @@ class RunAdmin(ConsoleAdmin):
         return own + super().get_urls()
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Run | None:
-        return _with_everything().filter(id=object_id).first() if is_uuid(object_id) else None
+        everything = Run.objects.select_related("session__owner", "worker")
+        return everything.filter(id=object_id).first() if is_uuid(object_id) else None
 
     def page_context(self, request: HttpRequest, found: Run) -> dict[str, Any]:
         _note_reading(request, found)
@@ -150,18 +135,19 @@ class RunAdmin(ConsoleAdmin):
 
     def live_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
         """The part of the page that changes while the run is active. Its script asks for it."""
-        run = self._viewed(request, run_id)
+        run = self.viewed(request, str(run_id))
+        _note_reading(request, run)
         return render(request, "admin/pages/run_live.html", run_page.live(request, run))
 
     def checkpoint_view(self, request: HttpRequest, run_id: UUID) -> HttpResponse:
         """The checkpoint, for the same script."""
-        run = self._viewed(request, run_id)
+        run = self.viewed(request, str(run_id))
+        _note_reading(request, run)
         return render(request, "admin/pages/run_checkpoint.html", run_page.checkpoint(request, run))
 
     def report_view(self, request: HttpRequest) -> HttpResponse:
         """The report of the last command to several runs."""
-        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
-            raise PermissionDenied
+        self.check_view(request)
         report = report_of(request)
         if report is None:
             return redirect("admin:runs_run_changelist")
@@ -181,19 +167,6 @@ class RunAdmin(ConsoleAdmin):
         answer = self.render(request, "admin/pages/run_delete.html", found, title=title)
         answer.status_code = 200 if request.method in ("GET", "HEAD") else 403
         return answer
-
-    def _viewed(self, request: HttpRequest, run_id: UUID) -> Run:
-        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
-            raise PermissionDenied
-        run = _with_everything().filter(id=run_id).first()
-        if run is None:
-            raise Http404
-        _note_reading(request, run)
-        return run
-
-
-def _with_everything() -> QuerySet[Run]:
-    return Run.objects.select_related("session__owner", "worker")
 
 
 def _note_reading(request: HttpRequest, run: Run) -> None:

@@ -12,16 +12,15 @@ from django.utils.safestring import SafeString
 
 from runs import operators
 from runs.admin.actions.deletion import DeletesThroughEngine
-from runs.admin.base import ConsoleAdmin, actor_of, allowed, is_uuid
+from runs.admin.base import ConsoleAdmin, actor_of, ago_column, allowed, id_column
 from runs.admin.formatting import (
     NOTHING,
-    ago,
     badge,
     clock,
     count,
+    counts,
     cut,
     number,
-    pretty,
     session_name,
     short,
     span,
@@ -32,6 +31,7 @@ from runs.errors import EngineError
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
 from runs.wire import contract, representations, statistics
+from runs.wire.encoding import pretty
 
 _RUNS = 25
 _MESSAGES = 50
@@ -60,7 +60,6 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
     )
     list_select_related = ("owner",)
     ordering = ("-updated_at", "-id")
-    search_fields = ("id",)  # see get_search_results
     search_help_text = "Id of a session or the beginning of one, owner, title"
     page_template = "admin/pages/session.html"
 
@@ -74,19 +73,13 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
         for session in rows:
             session.reads = operators.may_read(actor_of(request), session.owner_id)
 
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Session], search_term: str
-    ) -> tuple[QuerySet[Session], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if by_id := search.beginning("id", text=term):
-            return queryset.filter(by_id), False
-        return queryset.filter(id__in=search.sessions_found(request, actor_of(request), term)), False
+    def search(self, request: HttpRequest, term: str) -> Q:
+        by_id = search.beginning("id", text=term)
+        return by_id or Q(id__in=search.sessions_found(request, actor_of(request), term))
 
-    @admin.display(description="session", ordering="id")
-    def identifier(self, session: Session) -> str:
-        return short(session.id)
+    identifier = id_column("session")
+    changed = ago_column("changed", "updated_at")
+    opened = ago_column("opened", "created_at")
 
     @admin.display(description="title", ordering="title")
     def called(self, session: Session) -> str:
@@ -104,22 +97,7 @@ class SessionAdmin(DeletesThroughEngine, ConsoleAdmin):
     def from_where(self, session: Session) -> str:
         return "API" if session.origin == Origin.API else "chat"
 
-    @admin.display(description="changed", ordering="updated_at")
-    def changed(self, session: Session) -> str | SafeString:
-        return ago(session.updated_at)
-
-    @admin.display(description="opened", ordering="created_at")
-    def opened(self, session: Session) -> str | SafeString:
-        return ago(session.created_at)
-
     # Its page
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Session | None:
-        if not is_uuid(object_id):
-            return None
-        return self.get_queryset(request).select_related("owner").filter(id=object_id).first()
 
     def page_context(self, request: HttpRequest, found: Session) -> dict[str, Any]:
         reads = operators.may_read(actor_of(request), found.owner_id)
@@ -180,14 +158,9 @@ def _line(run: Run) -> dict[str, Any]:
 
 
 def _numbers(numbers: contract.SessionStatistics) -> list[tuple[str, str]]:
-    estimated = numbers["tokens_estimated"]
     return [
         ("Runs", number(numbers["runs"])),
-        ("Messages", number(numbers["message_count"])),
-        ("LLM calls", number(numbers["llm_calls"])),
-        ("Tool calls", number(numbers["tool_calls"])),
-        ("Tokens in", number(numbers["input_tokens"], estimated=estimated)),
-        ("Tokens out", number(numbers["output_tokens"], estimated=estimated)),
+        *counts(numbers),
         ("Executed for", span(numbers["duration_ms"] / 1000)),
     ]
 

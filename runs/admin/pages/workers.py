@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from runs.admin.base import ConsoleAdmin, is_uuid
+from runs.admin.base import ConsoleAdmin, ago_column, id_column
 from runs.admin.formatting import ago, badge, clock, short
 from runs.admin.lists import attention
 from runs.models import Run, Worker
@@ -26,6 +26,7 @@ class WorkerAdmin(ConsoleAdmin):
     )  # fmt: skip
     ordering = ("heartbeat_at", "id")  # what is silent first
     search_fields = ("host",)
+    get_search_results = admin.ModelAdmin.get_search_results
     page_template = "admin/pages/worker.html"
 
     @admin.display(description="host and process", ordering="host")
@@ -36,26 +37,13 @@ class WorkerAdmin(ConsoleAdmin):
     def state(self, worker: Worker) -> SafeString:
         return badge(attention.state_of(worker))
 
-    @admin.display(description="last heartbeat", ordering="heartbeat_at")
-    def heartbeat(self, worker: Worker) -> str | SafeString:
-        return ago(worker.heartbeat_at)
-
     @admin.display(description="stragglers", ordering="stragglers")
     def straggling(self, worker: Worker) -> str | SafeString:
         return badge(str(worker.stragglers), "bad") if worker.stragglers else "0"
 
-    @admin.display(description="up for", ordering="started_at")
-    def up(self, worker: Worker) -> str | SafeString:
-        return ago(worker.started_at)
-
-    @admin.display(description="id", ordering="id")
-    def identifier(self, worker: Worker) -> str:
-        return short(worker.id)
-
-    def get_object(
-        self, request: HttpRequest, object_id: str, from_field: str | None = None
-    ) -> Worker | None:
-        return Worker.objects.filter(id=object_id).first() if is_uuid(object_id) else None
+    heartbeat = ago_column("last heartbeat", "heartbeat_at")
+    up = ago_column("up for", "started_at")
+    identifier = id_column("id")
 
     def page_context(self, request: HttpRequest, found: Worker) -> dict[str, Any]:
         now = timezone.now()

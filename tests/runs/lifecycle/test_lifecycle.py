@@ -480,3 +480,13 @@ def test_what_a_turn_asks_of_its_session_does_not_grow_with_the_session(session,
     assert looked_at
     for step in looked_at:
         assert step.endswith("USING INDEX run_queue (session_id=? AND status=?)"), plan
+
+
+def test_a_question_whose_value_only_python_takes_for_the_one_before_is_stored(alice, session, worker):
+    """To Python, 1 equals true; in JSON they differ."""
+    admission.admit(session.id, alice, admission.Turn("hello"))
+    for value in (1, True):
+        run = queue.claim(session.id, worker.id)
+        questions.wait(run.id, run.claim, [{"id": "q", "value": value}])
+        assert Run.objects.get(id=run.id).questions[0]["value"] is value
+        questions.answer(run.id, {"q": "Yes"}, alice)

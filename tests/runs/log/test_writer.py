@@ -1,16 +1,21 @@
 """The event writer: batches of many runs in few statements, and what is counted without an event."""
 
+import asyncio
 import threading
 from collections import Counter
+from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from django.db import DataError, connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from runs import operations
+from runs.errors import Fenced
 from runs.lifecycle import queue
 from runs.log import tool_calls, writer
-from runs.log.writer import EventWriter
+from runs.log.writer import EventWriter, RunLog
 from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from runs.worker import execution
@@ -123,3 +128,16 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
         await at_rest(engine)
         assert not engine.executions
         await stage.assert_next_completes()
+
+
+async def test_who_waits_for_room_hears_of_a_failure():
+    """What came during the commit that failed is dropped, and with it the reason to wait."""
+    idle = SimpleNamespace(wake=lambda *, urgent: None)
+    log = RunLog(idle, uuid4(), uuid4(), position=1, claim=1, batches=0, started_at=timezone.now())
+    log.emit(EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})
+    part = log.take()
+    log.emit(EventType.MESSAGE_DELTA, {"message": "m", "text": "x" * (writer._BUFFER_LIMIT + 1)})
+    log.finish(part, Fenced())
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(10):
+            await log.room()

@@ -23,14 +23,14 @@ cluster: $(RUNTIME) .venv/cluster.installed
 
 # Side by side, file by file: half of the time a test waits for something, so there are more processes than
 # two cores would have. What is skipped, for want of a Chromium say, is named at the end.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	@exec $(PYTEST) $(ARGS)
 
 # The same, and which lines and branches it went through. Less than the floor in pyproject.toml fails.
 coverage: $(DEV)
-	@exec $(PYTEST) -p pytest_cov.plugin --cov --cov-report=term:skip-covered $(ARGS)
+	@$(MAKE) --no-print-directory test ARGS="-p pytest_cov.plugin --cov --cov-report=term:skip-covered $(ARGS)"
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)

@@ -248,7 +248,7 @@ def test_close_in_mid_stream_closes_the_call_at_the_provider(client, server):
 def test_the_clients_timeout_cancels_the_run_it_waited_for(client, server):
     server.provider.script.add(Round(text("one"), Silence()))
     with pytest.raises(openai.APITimeoutError):
-        client.with_options(timeout=0.5).chat.completions.create(model="assistant", messages=HELLO)
+        client.with_options(timeout=3).chat.completions.create(model="assistant", messages=HELLO)
     server.provider.ledger.wait_ended(1, PATIENT)
     assert server.provider.calls[0].outcome == "closed"
 

@@ -23,7 +23,7 @@ cluster: $(RUNTIME) .venv/cluster.installed
 
 # Side by side, file by file: half of the time a test waits for something, so there are more processes than
 # two cores would have. What is skipped, for want of a Chromium say, is named at the end.
-PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 test: $(DEV)
 	@exec $(PYTEST) $(ARGS)

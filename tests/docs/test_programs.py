@@ -18,7 +18,7 @@ from langchain_core.messages import HumanMessage
 from playwright._impl._driver import compute_driver_executable
 
 from runs import agents
-from tests.chat.server.test_commands import introduction, run  # noqa: F401  run is a fixture
+from tests.chat.server.test_commands import Command, introduction
 from tests.docs.pages import PAGES, name_of, programs, read, section
 
 PATIENT = 90
@@ -77,10 +77,13 @@ def _end(connection: socket.socket) -> None:
     connection.close()
 
 
-@pytest.fixture
-def lines(run):  # noqa: F811
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
     """What ``make run`` prints."""
-    return introduction(run("quickstart"))
+    data = str(tmp_path_factory.mktemp("data"))
+    command = Command("quickstart", DATA_DIR=data, SECRET_KEY="", ALLOWED_HOSTS="", PORT="0")
+    yield introduction(command)
+    command.end()
 
 
 def execute(arguments: list[str], lines: dict[str, str], address: str = "") -> str:

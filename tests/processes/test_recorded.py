@@ -19,9 +19,9 @@ def provider():
         yield remote
 
 
-@pytest.fixture
-def server(provider, tmp_path):
-    data = tmp_path / "data"
+@pytest.fixture(scope="module")
+def server(provider, tmp_path_factory):
+    data = tmp_path_factory.mktemp("recorded") / "data"
     with tarfile.open(RECORDED / "1.0.0.tar.gz") as archive:
         archive.extractall(data, filter="data")
     server = Server(data, provider)

@@ -4,11 +4,9 @@ from typing import Any
 
 from runs.log import tool_calls, transcript
 from runs.log.events import Entry
-from runs.log.transcript import NOTES, note_id
+from runs.log.transcript import note_id
 from runs.models import Run, RunEvent
 from runs.states import EventType, RunStatus
-
-_CLOSED_BY_A_NOTE = (RunStatus.CANCELLED, RunStatus.FAILED)
 
 
 def of(run: Run, *, is_lost: bool) -> list[Entry]:
@@ -21,10 +19,10 @@ def of(run: Run, *, is_lost: bool) -> list[Entry]:
         tool_calls.interrupt_open(run, is_lost=is_lost)
         return []
     entries = tool_calls.ends_of_open(run, is_lost=is_lost)
-    if run.status in _CLOSED_BY_A_NOTE and not run.repaired:
+    if run.status != RunStatus.COMPLETED and not run.repaired:
         said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
-        if entries or not said.has_answer:
-            entries += _note(run)
+        if text := transcript.closing_note(run.status, is_answered=said.has_answer and not entries):
+            entries += _note(run, text)
     return entries
 
 
@@ -33,9 +31,8 @@ def messages_in(entries: list[Entry]) -> int:
     return sum(type in (EventType.TOOL_CANCELLED, EventType.MESSAGE_COMPLETED) for type, _ in entries)
 
 
-def _note(run: Run) -> list[Entry]:
+def _note(run: Run, text: str) -> list[Entry]:
     message = {"message": note_id(run.id), "role": "assistant"}
-    text = NOTES[RunStatus(run.status)]
     whole: dict[str, Any] = {"text": text, "tool_calls": [], "usage": None, "status": "interrupted"}
     return [
         (EventType.MESSAGE_STARTED, {**message, "node": None, "namespace": []}),

@@ -26,11 +26,17 @@ from runs.wire import contract
 MessageStatus = Literal["complete", "interrupted", "streaming"]
 
 # The text that closes a turn without an answer: some providers refuse a user message behind a tool result.
-NOTES = {
+_NOTES: dict[str, str] = {
     RunStatus.CANCELLED: "(Stopped before an answer was given.)",
     RunStatus.FAILED: "(The turn failed before an answer was given.)",
     RunStatus.INTERRUPTED: "(The turn was interrupted before an answer was given.)",
 }
+
+
+def closing_note(status: str | None, *, is_answered: bool) -> str | None:
+    """The text that closes a turn whose last run has this status; None if it needs none."""
+    return None if is_answered or status is None else _NOTES.get(status)
+
 
 _ENDS = {event: status for status, event in TERMINAL_EVENT.items()}
 
@@ -144,8 +150,8 @@ class Transcript:
 
 def add_note(turn: Transcript, at: datetime) -> None:
     """Add the closing note to a turn without an answer, as a repair will add it to the checkpoint."""
-    if turn.status in NOTES and not turn.has_answer:
-        note = Message(note_id(turn.run_id), turn.run_id, "assistant", NOTES[turn.status], "interrupted", at)
+    if text := closing_note(turn.status, is_answered=turn.has_answer):
+        note = Message(note_id(turn.run_id), turn.run_id, "assistant", text, "interrupted", at)
         turn.messages.append(note)
 
 

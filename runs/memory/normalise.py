@@ -27,7 +27,7 @@ from langchain_core.messages import (
 )
 
 from runs.log import transcript
-from runs.log.transcript import NOTES, LoggedCall, Transcript, note_id
+from runs.log.transcript import LoggedCall, Transcript, closing_note, note_id
 from runs.memory.incomplete_calls import drop_incomplete_calls
 from runs.states import Effect, RunStatus, ToolStatus
 
@@ -143,7 +143,7 @@ def _complete_turn(
             changes.answers.append(logged.id)
     note = note_id(turn.run_id)
     if turn.status != RunStatus.COMPLETED and not _is_answer(part[-1]) and all(m.id != note for m in part):
-        part.append(_note(note, NOTES.get(turn.status, _NOTE) if turn.status else _NOTE))
+        part.append(_note(note, closing_note(turn.status, is_answered=False) or _NOTE))
         changes.notes.append(note)
     return messages[:start] + part + messages[end:]
 

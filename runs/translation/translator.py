@@ -25,7 +25,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from runs.foundation.values import clean, to_json
-from runs.log.transcript import NOTES, note_id
+from runs.log.transcript import closing_note, note_id
 from runs.states import EventType, RunStatus
 from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
@@ -153,6 +153,7 @@ class Translator:
             return
         self.tools.close()
         message_id = note_id(self._run_id)
-        if status in NOTES and not self.messages.ends_with_text and not self.messages.has_logged(message_id):
+        text = closing_note(status, is_answered=self.messages.ends_with_text)
+        if text and not self.messages.has_logged(message_id):
             self.messages.start(message_id, None, ())  # without a delta: it is no token of the model's
-            self.messages.complete(message_id, NOTES[status], [], usage=None, status="interrupted")
+            self.messages.complete(message_id, text, [], usage=None, status="interrupted")

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from runs.log.transcript import NOTES
+from runs.log.transcript import closing_note
 from runs.states import RunStatus
 from tests.processes.deployment import Deployment, open_files, threads
 from tests.processes.followers import ENDS, RunFollower, SessionFollower, print_of
@@ -162,7 +162,7 @@ class Aftermath:
 
 
 # Put behind a turn that was interrupted and dismissed when the next one begins: its log had ended before.
-_NOTE = ("assistant", NOTES[RunStatus.INTERRUPTED])
+_NOTE = ("assistant", closing_note(RunStatus.INTERRUPTED, is_answered=False))
 
 
 def _as_sent(messages: list[Data]) -> list[tuple[str, str]]:

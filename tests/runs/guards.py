@@ -6,10 +6,16 @@ it. A break that the machine would not notice is no guard of anything.
 
 import asyncio
 import copy
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import SimpleNamespace
+from typing import Any, TypeAlias
+from uuid import UUID
 
+import pytest
 from django.utils import timezone
 
+from runs import statements
 from runs.errors import Fenced
 from runs.lifecycle import (
     admission,
@@ -29,21 +35,26 @@ from runs.lifecycle import (
 from runs.live import notices
 from runs.log import events, tool_calls, writer
 from runs.memory.checkpoints import saver
-from runs.memory.checkpoints.fence import Fence
-from runs.models import Cancellation, Run, ToolCall, Worker
+from runs.memory.checkpoints.fence import Fence, run_shielded
+from runs.memory.checkpoints.storage import Operation
+from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.recovery import sweep
 from runs.states import ACTIVE, OCCUPYING, Effect, Resolution, RunStatus
 from runs.worker import graph_input
 from tests.runs.lives import Lives
 from tests.runs.memory.writes import Writes
 
+Function: TypeAlias = Callable[..., Any]
+Twin: TypeAlias = Callable[[Any], Any]  # makes the broken one of what stands there
+Break: TypeAlias = tuple[Any, str, Twin]
 
-def nothing(original):
+
+def nothing(original: Function) -> Function:
     """Does nothing."""
     return lambda *args, **options: None
 
 
-def gives(value):
+def gives(value: object) -> Twin:
     """Gives always the same."""
     return lambda original: lambda *args, **options: value
 
@@ -54,11 +65,11 @@ ANYTHING = type("Anything", (), {"__eq__": lambda *_: True, "__ne__": lambda *_:
 # Claims
 
 
-def claims(choose):
+def claims(choose: Callable[[list[Run]], list[Run]]) -> Break:
     """The queue gives another run: ``choose`` gets the runs of the session."""
 
-    def twin(original):
-        def following(session_id):
+    def twin(original: Function) -> Function:
+        def following(session_id: UUID) -> UUID | None:
             found = choose(list(Run.objects.filter(session=session_id).order_by("line")))
             return found[0].id if found else None
 
@@ -67,20 +78,20 @@ def claims(choose):
     return queue, "_next", twin
 
 
-def _of(runs, *statuses):
+def _of(runs: list[Run], *statuses: str) -> list[Run]:
     return [run for run in runs if run.status in statuses]
 
 
-def _behind_the_interrupted(runs):
+def _behind_the_interrupted(runs: list[Run]) -> list[Run]:
     return (_of(runs, *OCCUPYING) and _answered(runs)) or _of(runs, RunStatus.QUEUED)
 
 
-def _answered(runs):
+def _answered(runs: list[Run]) -> list[Run]:
     return [run for run in _of(runs, RunStatus.WAITING) if run.answers is not None]
 
 
-def _never_raised(original):
-    def take(session, run, worker):
+def _never_raised(original: Function) -> Function:
+    def take(session: Session, run: Run, worker: Worker) -> Run | None:
         taken = original(session, run, worker)
         if taken is not None:
             Run.objects.filter(id=taken.id).update(claim=1)
@@ -93,16 +104,16 @@ def _never_raised(original):
 # Endings
 
 
-def _rewrites(original):
+def _rewrites(original: Function) -> Function:
     return lambda self, **expected: original(self)
 
 
-def _all_repaired(original):
+def _all_repaired(original: Function) -> Function:
     return lambda *args, **how: original(*args, **{**how, "repaired": True})
 
 
-def _closes_interrupted(original):
-    def of(run, *, is_lost):
+def _closes_interrupted(original: Function) -> Function:
+    def of(run: Run, *, is_lost: bool) -> list[Any]:
         if run.status == RunStatus.INTERRUPTED:
             return tool_calls.ends_of_open(run, is_lost=is_lost)
         return original(run, is_lost=is_lost)
@@ -113,24 +124,24 @@ def _closes_interrupted(original):
 # Cancels
 
 
-def _moves_the_mark(original):
-    def accept(session, run, asked):
+def _moves_the_mark(original: Function) -> Function:
+    def accept(session: Session, run: Run, asked: Any) -> Cancellation | None:
         run.cancel_requested_at = None
         return original(session, run, asked)
 
     return accept
 
 
-def _spares_the_queue(original):
-    def request(session_id, **asked):
+def _spares_the_queue(original: Function) -> Function:
+    def request(session_id: UUID, **asked: Any) -> Cancellation | None:
         active = Run.objects.filter(session=session_id, status__in=OCCUPYING).first()
         return cancelling.request_cancel(active.id, **asked) if active else None
 
     return request
 
 
-def _tells_of_the_queue(original):
-    def request(session_id, **asked):
+def _tells_of_the_queue(original: Function) -> Function:
+    def request(session_id: UUID, **asked: Any) -> Cancellation | None:
         active = list(Run.objects.filter(session=session_id, status__in=ACTIVE).order_by("-line"))
         original(session_id, **asked)
         return Cancellation.objects.filter(run__in=active[:1]).last()
@@ -138,8 +149,8 @@ def _tells_of_the_queue(original):
     return request
 
 
-def _times_out_the_next(original):
-    def time_out(cancellation_id):
+def _times_out_the_next(original: Function) -> Function:
+    def time_out(cancellation_id: UUID) -> bool:
         found = Cancellation.objects.get(id=cancellation_id)
         pending = Cancellation.objects.filter(session=found.session_id, settled_at=None).first()
         return original((pending or found).id)
@@ -147,8 +158,8 @@ def _times_out_the_next(original):
     return time_out
 
 
-def _pending_without_revision(original):
-    def change(session, pending):
+def _pending_without_revision(original: Function) -> Function:
+    def change(session: Session, pending: bool) -> None:
         session.has_changed = True
         notices.cancellation_changed(session, pending)
 
@@ -158,29 +169,29 @@ def _pending_without_revision(original):
 # Log
 
 
-def _as_if_for_the_first_time(original):
+def _as_if_for_the_first_time(original: Function) -> Function:
     return lambda parts, retrying: original(parts, False)
 
 
-def _as_if_committed(original):
-    def commit(parts, retrying):
+def _as_if_committed(original: Function) -> Function:
+    def commit(parts: list[writer._Part], retrying: bool) -> list[writer.Outcome]:
         return [writer.Outcome.COMMITTED for _ in parts] if retrying else original(parts, retrying)
 
     return commit
 
 
-def _without_the_first(original):
-    def publish(session_id, run_id, position, first, told):
+def _without_the_first(original: Function) -> Function:
+    def publish(session_id: UUID, run_id: UUID, position: int, first: int, told: Sequence[Any]) -> None:
         original(session_id, run_id, position, max(first, 2), told[1:] if first == 1 else told)
 
     return publish
 
 
-def batches(**lies):
+def batches(**lies: object) -> Break:
     """The event writer believes this of the run of each part."""
 
-    def twin(original):
-        def rows(run_ids):
+    def twin(original: Function) -> Function:
+        def rows(run_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:
             return [
                 (found, lies.get("status", is_now), lies.get("claim", claim), *others)
                 for found, is_now, claim, *others in original(run_ids)
@@ -188,11 +199,11 @@ def batches(**lies):
 
         return rows
 
-    return writer.statements, "lock_runs_of_batch", twin
+    return statements, "lock_runs_of_batch", twin
 
 
-def _without_text_in_progress(original):
-    def increments(counts):
+def _without_text_in_progress(original: Function) -> Function:
+    def increments(counts: Counter[str]) -> tuple[str, tuple[int, ...]]:
         return original(type(counts)({name: n for name, n in counts.items() if name != "open_output_tokens"}))
 
     return increments
@@ -201,18 +212,18 @@ def _without_text_in_progress(original):
 # Admission and decisions
 
 
-def _leaves_out(*statuses):
+def _leaves_out(*statuses: str) -> Twin:
     return lambda original: (
         lambda session_id: [one for one in original(session_id) if one.status not in statuses]
     )
 
 
-def _with_a_session_of_its_own(original):
+def _with_a_session_of_its_own(original: Function) -> Function:
     return lambda session, active, actor: original(copy.copy(session), active, actor)
 
 
-def _keeps_the_retried(original):
-    def resolve(session, run_id, how):
+def _keeps_the_retried(original: Function) -> Function:
+    def resolve(session: Session, run_id: UUID, how: Resolution) -> Run:
         run = original(session, run_id, how)
         if how == Resolution.RETRIED:
             Run.objects.filter(id=run_id).update(repaired=True)
@@ -221,18 +232,18 @@ def _keeps_the_retried(original):
     return resolve
 
 
-def _may(condition):
+def _may(condition: Callable[[Session, Run, Resolution], bool]) -> Twin:
     return lambda original: (
         lambda session, run, how: original(session, run, how) or condition(session, run, how)
     )
 
 
-def _is_retry(how):
+def _is_retry(how: Resolution) -> bool:
     return how == Resolution.RETRIED
 
 
-def _keeps_old_answers(original):
-    def wait(run_id, claim, asked):
+def _keeps_old_answers(original: Function) -> Function:
+    def wait(run_id: UUID, claim: int, asked: Sequence[Mapping[str, Any]]) -> status.Outcome:
         before = Run.objects.get(id=run_id).answers
         done = original(run_id, claim, asked)
         if done is status.Outcome.DONE:
@@ -242,8 +253,8 @@ def _keeps_old_answers(original):
     return wait
 
 
-def _of_any_request(original):
-    def first(session_id, key):
+def _of_any_request(original: Any) -> SimpleNamespace:
+    def first(session_id: UUID, key: str) -> Run | None:
         found = original.first(session_id, key)
         if found is not None:
             found.request_digest = ANYTHING
@@ -252,15 +263,15 @@ def _of_any_request(original):
     return SimpleNamespace(first=first)
 
 
-def _at_the_end(original):
-    def enqueue(session, run, *, head=False):
+def _at_the_end(original: Function) -> Function:
+    def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
         return original(session, run)
 
     return enqueue
 
 
-def _counts_again(original):
-    def enqueue(session, run, *, head=False):
+def _counts_again(original: Function) -> Function:
+    def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
         queued = original(session, run, head=head)
         Run.objects.filter(id=queued.id).update(message_count=1)
         return queued
@@ -271,23 +282,23 @@ def _counts_again(original):
 # Checkpoints
 
 
-async def _without_waiting(self):
+async def _without_waiting(self: Fence) -> None:
     self.closed = True
 
 
-async def _without_closing(self):
+async def _without_closing(self: Fence) -> None:
     while self._inside:
         await asyncio.wait(self._inside)
 
 
-async def _unshielded(operation, *fences):
+async def _unshielded(operation: Callable[[], Coroutine[Any, Any, Any]], *fences: Fence) -> Any:
     if any(fence.closed for fence in fences):
         raise Fenced
     return await operation()
 
 
-def _swallows_the_cancel(original):
-    async def run(operation, *fences):
+def _swallows_the_cancel(original: Function) -> Function:
+    async def run(operation: Callable[[], Coroutine[Any, Any, Any]], *fences: Fence) -> Any:
         try:
             return await original(operation, *fences)
         except asyncio.CancelledError:
@@ -296,17 +307,17 @@ def _swallows_the_cancel(original):
     return run
 
 
-def _write_behind(fences, *claim):
+def _write_behind(fences: Callable[[Any], list[Fence]], *claim: str) -> Twin:
     """What ``fences(saver)`` are is all that holds a write back."""
 
-    def write(self, operation):
+    def write(self: saver.FencedSaver, operation: Operation[Any]) -> Coroutine[Any, Any, Any]:
         claims = [getattr(self, name) for name in claim]
-        return saver.run_shielded(lambda: self._storage.write(operation, *claims), *fences(self))
+        return run_shielded(lambda: self._storage.write(operation, *claims), *fences(self))
 
     return lambda original: write
 
 
-CHECKPOINTS = {
+CHECKPOINTS: dict[str, Break] = {
     "an operation begins behind a closed fence": (
         saver,
         "run_shielded",
@@ -339,7 +350,7 @@ CHECKPOINTS = {
     ),
 }
 
-GUARDS = {
+GUARDS: dict[str, dict[str, Break]] = {
     "One terminal fact": {
         "a status is written over another": (Run, "write", _rewrites),
         "an ended run ends again": (status, "of_claim", lambda _: lambda claim: {"claim": claim}),
@@ -424,7 +435,7 @@ GUARDS = {
         "the log takes events of an earlier claim": batches(claim=ANYTHING),
         "a claim does not raise its number": (queue, "_take", _never_raised),
         "a worker that is taken for dead is given a run": (
-            queue.statements,
+            statements,
             "worker",
             lambda _: SimpleNamespace(first=lambda worker_id: Worker(id=worker_id)),
         ),
@@ -521,22 +532,22 @@ GUARDS = {
             _may(lambda session, run, how: _is_retry(how) and run.is_terminal and run.resolution is None),
         ),
         "a new message leaves an interrupted turn undecided": (
-            admission.statements,
+            statements,
             "open_runs",
             _leaves_out(RunStatus.INTERRUPTED),
         ),
         "a turn is taken beside a queued one": (
-            admission.statements,
+            statements,
             "open_runs",
             _leaves_out(RunStatus.QUEUED),
         ),
         "a key is forgotten": (
-            admission.statements,
+            statements,
             "run_with_key",
             lambda _: SimpleNamespace(first=lambda *_: None),
         ),
         "a key gives its run to another request": (
-            admission.statements,
+            statements,
             "run_with_key",
             _of_any_request,
         ),
@@ -552,12 +563,12 @@ GUARDS = {
 BREAKS = {name: found for invariant in GUARDS.values() for name, found in invariant.items()}
 
 
-def machine_for(name):
+def machine_for(name: str) -> type[Lives] | type[Writes]:
     """The one that has to notice."""
     return Writes if name in CHECKPOINTS else Lives
 
 
-def break_guard(monkeypatch, name):
+def break_guard(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Put a broken twin in the place of a function."""
     owner, function, twin = BREAKS[name]
     monkeypatch.setattr(owner, function, twin(getattr(owner, function)))

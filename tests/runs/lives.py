@@ -8,14 +8,19 @@ after each step is in ``truths``.
 
 import os
 from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
 
 from django.conf import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.strategies import SearchStrategy
 
 from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
+from runs.foundation.host import this_host
 from runs.lifecycle import admission, cancelling, endings, liveness, questions, queue
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
@@ -38,6 +43,10 @@ from runs.wire import encoding
 from runs.worker import graph_input
 from tests.runs.servers import NO_PROCESS
 from tests.runs.truths import Truths, claimable, undecided, undone
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Step: TypeAlias = tuple[str, dict[str, Any]]  # its name, and what it is given
 
 SESSION = st.sampled_from([0, 0, 0, 1])  # most of it happens in one of the two
 WORKER = st.integers(0, 3)
@@ -66,20 +75,20 @@ class Execution(SimpleNamespace):
 
 # By name, how often a step is taken, and what it is given. All are one rule to Hypothesis, which would leave
 # out half of its rules in each life.
-STEPS = {}
+STEPS: dict[str, tuple[int, SearchStrategy[dict[str, Any]]]] = {}
 
 
-def step(weight, **arguments):
+def step(weight: int, **arguments: SearchStrategy[Any]) -> Callable[[F], F]:
     """One of the things that may happen next."""
 
-    def register(function):
+    def register(function: F) -> F:
         STEPS[function.__name__] = weight, st.fixed_dictionaries(arguments)
         return function
 
     return register
 
 
-def _arguments(name):
+def _arguments(name: str) -> SearchStrategy[Step]:
     return st.tuples(st.just(name), STEPS[name][1])
 
 
@@ -89,13 +98,13 @@ class Lives(Truths, RuleBasedStateMachine):
     lives = 0  # begun so far, of all
 
     @initialize()
-    def begin(self):
+    def begin(self) -> None:
         """Everything, and one run that is executed."""
         Lives.lives += 1
         self.set_up()
-        self.workers = []
-        self.executions = []
-        self.keys = {}
+        self.workers: list[UUID] = []
+        self.executions: list[Execution] = []
+        self.keys: dict[tuple[UUID, str], tuple[UUID, str]] = {}
         self.start_worker()
         self.start_worker()
         self.look()
@@ -103,12 +112,12 @@ class Lives(Truths, RuleBasedStateMachine):
         self.look()
         self.claim(0, 0)
 
-    def teardown(self):
+    def teardown(self) -> None:
         if hasattr(self, "world"):
             self.tear_down()
 
     @invariant()
-    def all_is_well(self):
+    def all_is_well(self) -> None:
         self.look()
 
     # Users
@@ -120,7 +129,7 @@ class Lives(Truths, RuleBasedStateMachine):
         key=st.sampled_from([None, None, "a", "b"]),
         text=st.sampled_from("xy"),
     )
-    def admit(self, n, multitask, key, text):
+    def admit(self, n: int, multitask: str, key: str | None, text: str) -> None:
         session = self.sessions[n]
         before = [run for run in self.of(n) if run.status in ACTIVE]
         queued = sum(run.status == RunStatus.QUEUED for run in before)
@@ -157,7 +166,7 @@ class Lives(Truths, RuleBasedStateMachine):
                 assert one.cancel_requested_at is not None, "interrupt left a run alone"
 
     @step(2, n=SESSION, i=ANY, whole=st.sampled_from([True, True, True, False]))
-    def answer(self, n, i, whole):
+    def answer(self, n: int, i: int, whole: bool) -> None:
         run = self.pick([run for run in self.of(n) if run.status == RunStatus.WAITING] or self.of(n), i)
         if run is None:
             return
@@ -173,7 +182,7 @@ class Lives(Truths, RuleBasedStateMachine):
             assert whole, "half an answer was taken"
 
     @step(5, n=SESSION, i=ANY, how=DECISIONS)
-    def decide(self, n, i, how):
+    def decide(self, n: int, i: int, how: Resolution) -> None:
         """About the one that waits for it, about the latest, or about any."""
         waiting = undecided(self.of(n))
         latest = [run for run in self.of(n) if run.position is not None]
@@ -201,12 +210,14 @@ class Lives(Truths, RuleBasedStateMachine):
         if new is not None:
             self.counted[new.id]["message_count"] = int(how == Resolution.RETRIED)
             queued = Run.objects.filter(session=new.session_id, status=RunStatus.QUEUED)
-            assert new.id == queued.order_by("line").first().id, "what goes on is not the first in line"
+            assert new.id == queued.order_by("line").values_list("id", flat=True).first(), (
+                "what goes on is not the first in line"
+            )
 
     # Cancels
 
     @step(3, n=SESSION, i=ANY, of=st.sampled_from([OCCUPYING, (RunStatus.QUEUED,), TERMINAL]))
-    def cancel(self, n, i, of):
+    def cancel(self, n: int, i: int, of: Collection[str]) -> None:
         run = self.pick([run for run in self.of(n) if run.status in of], i)
         if run is None:
             return
@@ -227,17 +238,18 @@ class Lives(Truths, RuleBasedStateMachine):
             assert not pending or operation.id == pending[0].id, "a second cancel did not join the first"
 
     @step(1, n=SESSION)
-    def cancel_session(self, n):
+    def cancel_session(self, n: int) -> None:
         active = [run for run in self.of(n) if run.status in ACTIVE]
         operation = cancelling.request_session_cancel(self.sessions[n], **self.who("user"))
         for run in Run.objects.filter(id__in=[run.id for run in active]):
             assert run.cancel_requested_at is not None, f"{run.status} survived the session's cancel"
         first = [run for run in active if run.status in OCCUPYING] or sorted(active, key=line)
         if first:
+            assert operation is not None, "a cancel was not recorded"
             assert operation.run_id == first[0].id, "not what ends the active run was told"
 
     @step(1, n=SESSION, i=ANY)
-    def force_cancel(self, n, i):
+    def force_cancel(self, n: int, i: int) -> None:
         run = self.pick([run for run in self.of(n) if run.status in ACTIVE] or self.of(n), i)
         if run is None:
             return
@@ -247,6 +259,7 @@ class Lives(Truths, RuleBasedStateMachine):
             assert (operation is not None) == (run.status == RunStatus.CANCELLED), "an end was rewritten"
             return
         assert after.status == RunStatus.CANCELLED, "a force-cancel ended nothing"
+        assert operation is not None, "a cancel was not recorded"
         assert operation.settled_at is not None, "a cancel waits for nobody"
         if run.status == RunStatus.RUNNING:
             assert run.id in self.fenced, "the saver of what was taken away is not fenced"
@@ -254,36 +267,36 @@ class Lives(Truths, RuleBasedStateMachine):
     # Workers
 
     @step(1)
-    def start_worker(self):
+    def start_worker(self) -> None:
         if len(self.workers) == 4:
             return
-        host, boot = liveness.this_host()
+        host, boot = this_host()
         pid = os.getpid()
         started = liveness.process_started(pid)
         row = Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
         self.workers.append(row.id)
 
     @step(1, w=WORKER)
-    def kill_worker(self, w):
+    def kill_worker(self, w: int) -> None:
         """Its executions stay behind as zombies, which go on trying."""
         Worker.objects.filter(id=self.worker(w)).update(pid=NO_PROCESS, pid_started="1")
 
     @step(1, w=WORKER)
-    def remove_worker(self, w):
+    def remove_worker(self, w: int) -> None:
         """As a sweeper that comes no further than that, or one whose worker claims in between."""
         if len(self.workers) > 1:
             Worker.objects.filter(id=self.worker(w)).delete()
 
     @step(1, w=WORKER)
-    def silence_worker(self, w):
+    def silence_worker(self, w: int) -> None:
         """On SQLite that is one process, which may be slow and is not dead."""
         Worker.objects.filter(id=self.worker(w)).update(heartbeat_at=self.clock - timedelta(days=1))
 
     @step(3, n=SESSION, w=WORKER)
-    def claim(self, n, w):
+    def claim(self, n: int, w: int) -> None:
         self.take(n, w)
 
-    def take(self, n, w):
+    def take(self, n: int, w: int) -> Execution | None:
         """The execution of what is first in line, by this worker; None if there is nothing to do."""
         expected, worker = claimable(self.of(n)), self.worker(w)
         run = queue.claim(self.sessions[n], worker)
@@ -300,7 +313,7 @@ class Lives(Truths, RuleBasedStateMachine):
         self.executions.append(execution)
         return execution
 
-    def begin_turn(self, execution):
+    def begin_turn(self, execution: Execution) -> None:
         """What an execution does first, if it lives so long: it brings the turns before it into order."""
         if execution.begun or not self.owns(execution):
             return
@@ -324,12 +337,14 @@ class Lives(Truths, RuleBasedStateMachine):
     # Executions
 
     @step(2, i=ANY, j=ANY, kinds=KINDS, commit=COMMITS)
-    def write(self, i, j, kinds, commit):
+    def write(self, i: int, j: int, kinds: Sequence[str], commit: str) -> None:
         """One or two at once, in one commit."""
         one, other = self.pick(self.executions, -i), self.pick(self.executions, -j)
+        assert one is not None
+        assert other is not None
         self.write_together([one, other] if one.run_id != other.run_id else [one], kinds, commit)
 
-    def write_together(self, writing, kinds, commit="well"):
+    def write_together(self, writing: list[Execution], kinds: Sequence[str], commit: str = "well") -> None:
         for execution in writing:
             self.begin_turn(execution)
         parts = [self.part(execution, kinds) for execution in writing]
@@ -353,14 +368,17 @@ class Lives(Truths, RuleBasedStateMachine):
                     )
 
     @step(3, i=ANY, what=st.sampled_from(ACTS), kinds=KINDS, repaired=st.booleans())
-    def act(self, i, what, kinds, repaired):
-        self.do(self.pick(self.executions, -i), what, kinds, repaired)
+    def act(self, i: int, what: str, kinds: Sequence[str], repaired: bool) -> None:
+        execution = self.pick(self.executions, -i)
+        assert execution is not None
+        self.do(execution, what, kinds, repaired)
 
     @step(3, i=ANY, what=st.sampled_from(ACTS), kinds=KINDS)
-    def act_late(self, i, what, kinds):
+    def act_late(self, i: int, what: str, kinds: Sequence[str]) -> None:
         """A zombie whose run is executed under a later claim."""
-        if self.overtaken():
-            self.do(self.pick(self.overtaken(), i), what, kinds)
+        late = self.pick(self.overtaken(), i)
+        if late is not None:
+            self.do(late, what, kinds)
 
     @step(
         6,
@@ -370,7 +388,7 @@ class Lives(Truths, RuleBasedStateMachine):
         ending=st.sampled_from(["wait", *ENDINGS]),
         repaired=st.booleans(),
     )
-    def work(self, n, w, kinds, ending, repaired):
+    def work(self, n: int, w: int, kinds: Sequence[str], ending: str, repaired: bool) -> None:
         """What mostly happens: whatever is to be executed is executed a while, and perhaps ends."""
         execution = self.execution(n, w)
         if execution is not None:
@@ -378,7 +396,7 @@ class Lives(Truths, RuleBasedStateMachine):
             self.look()
             self.do(execution, ending, kinds, repaired)
 
-    def do(self, execution, what, kinds=(), repaired=False):
+    def do(self, execution: Execution, what: str, kinds: Sequence[str] = (), repaired: bool = False) -> bool:
         """Returns whether the engine took it."""
         self.begin_turn(execution)
         owns, asked = self.owns(execution), self.runs[execution.run_id].cancel_requested_at is not None
@@ -395,7 +413,7 @@ class Lives(Truths, RuleBasedStateMachine):
             done = endings.finish(
                 execution.run_id,
                 execution.claim,
-                what,
+                RunStatus(what),
                 error=Failure(ErrorCode.PROVIDER, "It broke.") if what == RunStatus.FAILED else None,
                 reason=InterruptReason.SHUTDOWN if what == RunStatus.INTERRUPTED else None,
                 repaired=repaired and what != RunStatus.INTERRUPTED,
@@ -415,7 +433,7 @@ class Lives(Truths, RuleBasedStateMachine):
         return done is Outcome.DONE
 
     @step(1, i=ANY, effect=st.sampled_from([Effect.DONE, Effect.NONE]))
-    def straggle(self, i, effect):
+    def straggle(self, i: int, effect: Effect) -> None:
         """What was given up on ends; or nothing was given up on."""
         known = [call for calls in self.calls.values() for call in calls]
         call = self.pick([call for call in known if call.effect == Effect.UNKNOWN] or known, i)
@@ -427,7 +445,7 @@ class Lives(Truths, RuleBasedStateMachine):
     # Sweeps
 
     @step(2, w=st.integers(-1, 3))
-    def sweep(self, w):
+    def sweep(self, w: int) -> None:
         own = self.worker(w) if w >= 0 else None
         self.offered.clear()
         sweep.sweep(own if own in self.alive else None)
@@ -450,7 +468,7 @@ class Lives(Truths, RuleBasedStateMachine):
             self.start_worker()
 
     @step(1, i=ANY)
-    def let_a_cancel_become_overdue(self, i):
+    def let_a_cancel_become_overdue(self, i: int) -> None:
         pending = self.pick(self.pending(), i)
         if pending is None:
             return
@@ -459,19 +477,20 @@ class Lives(Truths, RuleBasedStateMachine):
         assert Cancellation.objects.get(id=pending.id).settled_at is not None, "an overdue cancel goes on"
 
     @step(1, i=ANY)
-    def time_out_late(self, i):
+    def time_out_late(self, i: int) -> None:
         """A sweeper that found a cancel overdue, and was held up."""
         found = self.pick([one for one in self.cancels if one.settled_at is not None], -i)
         if found is not None:
             assert not cancelling.time_out_cancellation(found.id), "a cancel was settled for another"
 
     @step(2, i=ANY)
-    def reclaim_late(self, i):
+    def reclaim_late(self, i: int) -> None:
         """A sweeper that found a run with a dead worker, and was held up."""
-        if self.executions:
-            self.reclaim(self.pick(self.overtaken() or self.executions, -i))
+        late = self.pick(self.overtaken() or self.executions, -i)
+        if late is not None:
+            self.reclaim(late)
 
-    def reclaim(self, execution):
+    def reclaim(self, execution: Execution) -> None:
         run = self.runs[execution.run_id]
         if execution.worker in self.alive and self.owns(execution):
             return  # nobody takes that for lost
@@ -480,7 +499,7 @@ class Lives(Truths, RuleBasedStateMachine):
         assert taken is mine, "a run was taken from another worker"
 
     @step(1, n=SESSION, i=ANY)
-    def reconcile(self, n, i):
+    def reconcile(self, n: int, i: int) -> None:
         run = self.pick(self.of(n), i)
         if run is not None:
             reconciliation.reconcile(Run.objects.select_related("session", "worker").get(id=run.id))
@@ -499,7 +518,9 @@ class Lives(Truths, RuleBasedStateMachine):
         swept=st.booleans(),
         what=st.lists(st.sampled_from([*ACTS, "reclaimed"]), max_size=2),
     )
-    def answer_and_overtake(self, n, w, v, kinds, swept, what):
+    def answer_and_overtake(
+        self, n: int, w: int, v: int, kinds: Sequence[str], swept: bool, what: list[str]
+    ) -> None:
         """A question, its answers and the next claim, while the execution that asked has not noticed."""
         execution = self.execution(n, w)
         if execution is None or not self.do(execution, "wait"):
@@ -530,7 +551,7 @@ class Lives(Truths, RuleBasedStateMachine):
             st.sampled_from([*ACTS, "again", "overdue", "late", "forced", *LOSSES]), min_size=1, max_size=4
         ),
     )
-    def cancel_and_then(self, n, w, kinds, then):
+    def cancel_and_then(self, n: int, w: int, kinds: Sequence[str], then: list[str]) -> None:
         """A cancel is accepted, and the execution goes on as if it had not heard, or is lost."""
         execution = self.execution(n, w)
         if execution is None:
@@ -561,7 +582,9 @@ class Lives(Truths, RuleBasedStateMachine):
         i=ANY,
         decisions=st.lists(DECISIONS, max_size=2),
     )
-    def lose_and_decide(self, n, w, how, queued, i, decisions):
+    def lose_and_decide(
+        self, n: int, w: int, how: str, queued: str, i: int, decisions: list[Resolution]
+    ) -> None:
         """An execution is lost; one that was queued behind it may be cancelled before somebody decides, and
         what was decided may be decided again."""
         execution = self.execution(n, w)
@@ -580,7 +603,7 @@ class Lives(Truths, RuleBasedStateMachine):
             self.look()
 
     @step(3, n=SESSION, w=WORKER, how=st.sampled_from(LOSSES), ending=st.sampled_from(ENDINGS))
-    def go_on_and_retry(self, n, w, how, ending):
+    def go_on_and_retry(self, n: int, w: int, how: str, ending: RunStatus) -> None:
         """A turn of two runs is taken back as a whole."""
         execution = self.execution(n, w)
         if execution is None:
@@ -600,7 +623,7 @@ class Lives(Truths, RuleBasedStateMachine):
                 self.look()
                 self.do(anew, "write")
 
-    def lose(self, execution, how):
+    def lose(self, execution: Execution, how: str) -> None:
         if how == "leaves":
             self.do(execution, RunStatus.INTERRUPTED)
         elif execution.worker in self.workers and len(self.workers) > 1:
@@ -610,30 +633,30 @@ class Lives(Truths, RuleBasedStateMachine):
             self.sweep(-1)
 
     @rule(step=st.deferred(lambda: ANY_STEP))
-    def happen(self, step):
+    def happen(self, step: Step) -> None:
         name, arguments = step
         getattr(self, name)(**arguments)
 
     # What is asked above
 
-    def of(self, n):
+    def of(self, n: int) -> list[Run]:
         """The runs of a session, as of the last look."""
         return [run for run in self.runs.values() if run.session_id == self.sessions[n]]
 
-    def pick(self, options, i):
+    def pick(self, options: Sequence[T], i: int) -> T | None:
         return options[i % len(options)] if options else None
 
-    def worker(self, w):
+    def worker(self, w: int) -> UUID:
         return self.workers[w % len(self.workers)]
 
-    def who(self, source):
+    def who(self, source: str) -> dict[str, Any]:
         return {"source": source, "reason": "", "requested_by": self.user}
 
-    def owns(self, execution):
+    def owns(self, execution: Execution) -> bool:
         run = self.runs[execution.run_id]
         return run.status == RunStatus.RUNNING and run.claim == execution.claim
 
-    def overtaken(self):
+    def overtaken(self) -> list[Execution]:
         """Executions whose run is executed by another one now."""
         return [
             one
@@ -641,7 +664,7 @@ class Lives(Truths, RuleBasedStateMachine):
             if self.runs[one.run_id].status == RunStatus.RUNNING and not self.owns(one)
         ]
 
-    def execution(self, n, w):
+    def execution(self, n: int, w: int) -> Execution | None:
         """The one that executes a run of the session now, or begins to; None if something is in its way."""
         own = [one for one in self.executions if self.owns(one)]
         found = [one for one in own if self.runs[one.run_id].session_id == self.sessions[n]]
@@ -654,42 +677,43 @@ class Lives(Truths, RuleBasedStateMachine):
         self.look()
         return begun
 
-    def pending(self):
+    def pending(self) -> list[Cancellation]:
         return [one for one in self.cancels if one.settled_at is None]
 
-    def cancel_run(self, execution):
+    def cancel_run(self, execution: Execution) -> None:
         runs = [run for run in self.of(0) + self.of(1) if run.id == execution.run_id]
         n = self.sessions.index(runs[0].session_id)
         own = [run for run in self.of(n) if run.status == runs[0].status]
         self.cancel(n, [run.id for run in own].index(runs[0].id), (runs[0].status,))
 
-    def part(self, execution, kinds):
+    def part(self, execution: Execution, kinds: Sequence[str]) -> writer._Part:
         """What an execution adds to a batch."""
-        entries, counts = [], Counter()
+        entries: list[tuple[str, dict[str, Any]]] = []
+        counts: Counter[str] = Counter()
         for kind in kinds:
             entry, counted = WRITTEN[kind]
             entries += entry
             counts.update(counted)
         encoded = [(type, encoding.encode(data)) for type, data in entries]
-        return writer._Part(execution, [], counts, [], encoded)
+        return writer._Part(execution, [], counts, [], encoded)  # type: ignore[arg-type] # for its log
 
 
 # Hypothesis begins with a life of nothing but the first.
 _WEIGHTED = [name for name in sorted(STEPS, key=lambda name: -STEPS[name][0]) for _ in range(STEPS[name][0])]
-ANY_STEP = st.sampled_from(_WEIGHTED).flatmap(_arguments)
+ANY_STEP: SearchStrategy[Step] = st.sampled_from(_WEIGHTED).flatmap(_arguments)
 
 
-def place(run):
+def place(run: Run) -> int:
     return run.position or 0
 
 
-def line(run):
+def line(run: Run) -> int:
     return run.line
 
 
 _CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]
 # By kind, what an execution may write: events, and what they count.
-WRITTEN = {
+WRITTEN: dict[str, tuple[list[tuple[str, dict[str, Any]]], dict[str, int]]] = {
     "text": ([(EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})], {"open_output_tokens": 1}),
     "ask": (
         [(EventType.MESSAGE_COMPLETED, {"message": "m", "text": "", "tool_calls": _CALLS})],

@@ -1,6 +1,7 @@
 """Servers that follow one another on the same data, in this process: each may crash or leave."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from runs import process
@@ -15,21 +16,22 @@ NO_PROCESS = 2**22 + 1
 class Servers:
     """One Supervisor at a time."""
 
-    async def start(self):
+    async def start(self) -> Supervisor:
         return await Supervisor.start()
 
-    async def restart(self):
+    async def restart(self) -> Supervisor:
         """A crash, and the next server right behind it."""
         await self.crash()
         return await self.start()
 
-    async def crash(self):
+    async def crash(self) -> None:
         """As kill -9 does it: from now on the server writes nothing, and it has told nobody.
 
         What it executed goes on until here and no further; only a thread that blocks lives on, but to no
         effect. Its worker's row says that its process is gone.
         """
         supervisor = process.current
+        assert isinstance(supervisor, Supervisor)
         process.current = None
         executions = list(supervisor.executions.values())
         writing = supervisor.writer
@@ -49,24 +51,25 @@ class Servers:
         await supervisor.bus.close()
         await in_thread(lose_process, supervisor)
 
-    async def leave(self, seconds=5.0):
+    async def leave(self, seconds: float = 5.0) -> None:
         """As on SIGTERM."""
+        assert process.current is not None
         await process.current.leave(seconds)
 
 
-def lose_process(supervisor):
+def lose_process(supervisor: Supervisor) -> None:
     """Let the worker's row name a process that does not exist."""
     Worker.objects.filter(id=supervisor.id).update(pid=NO_PROCESS, pid_started="1")
 
 
-async def _end(*tasks):
+async def _end(*tasks: asyncio.Task[None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
-async def servers_of_a_test():
+async def servers_of_a_test() -> AsyncIterator[Servers]:
     """The first server has started; the last one leaves at the end."""
     servers = Servers()
     await servers.start()

@@ -5,9 +5,11 @@ during a step, and moves on by a second after it.
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
@@ -19,6 +21,7 @@ from django.utils import timezone
 from runs import process
 from runs.lifecycle import queue
 from runs.live import bus
+from runs.live.bus import Message
 from runs.log import transcript
 from runs.models import Cancellation, Run, RunEvent, Session, ToolCall, Worker
 from runs.states import (
@@ -44,7 +47,7 @@ AFTER_THE_END = {"resolution", "repaired", "worker_id"}
 class Truths:
     """Two sessions in one transaction that is rolled back at the end, and what was seen of them so far."""
 
-    def set_up(self):
+    def set_up(self) -> None:
         self.world = ExitStack()
         self.world.enter_context(transaction.atomic())
         self.world.callback(transaction.set_rollback, True)
@@ -52,7 +55,7 @@ class Truths:
         self.clock = timezone.now()
         self.world.enter_context(patch.object(timezone, "now", lambda: self.clock))
         self.world.enter_context(patch.object(bus, "publish", self.tell))
-        self.fenced = set()
+        self.fenced: set[UUID] = set()
         engine = SimpleNamespace(offer=self.offer, fence=self.fenced.add, watch=None)
         self.world.enter_context(patch.object(process, "current", engine))
         self.written = True  # since the last look
@@ -62,36 +65,36 @@ class Truths:
         self.user = get_user_model().objects.create(username=f"user {uuid4()}")
         self.sessions = [Session.objects.create(owner=self.user, agent="assistant").id for _ in range(2)]
         # By run: what was counted, and what of it was told, from what was committed.
-        self.counted = defaultdict(Counter)
-        self.heard = Counter()
-        self.first_tokens = {}
-        self.runs = {}  # as of the last look, and so are the following
-        self.looks = {}  # by session, what a client would show
-        self.tried = {}  # by session, as it was when a claim was tried
-        self.revisions = Counter()  # as told
-        self.ended = {}  # by run, its row, log and calls as they were at its end
-        self.asked = {}  # by run, when its first cancel was accepted
-        self.operations = {}
-        self.left = set()  # runs that their executions ended, or left to wait, since the last look
-        self.concluded = set()  # runs that their executions ended
-        self.straggled = set()
-        self.offered = set()
-        self.changed = set()  # groups that were told to read again since the last look
-        self.signals = set()  # what workers were told of runs
+        self.counted: defaultdict[UUID, Counter[str]] = defaultdict(Counter)
+        self.heard: Counter[UUID] = Counter()
+        self.first_tokens: dict[UUID, int] = {}
+        self.runs: dict[UUID, Run] = {}  # as of the last look, and so are the following
+        self.looks: dict[UUID, tuple[tuple[Any, ...], datetime]] = {}  # by session, what a client would show
+        self.tried: dict[UUID, tuple[Any, ...]] = {}  # by session, as it was when a claim was tried
+        self.revisions: Counter[str] = Counter()  # as told
+        self.ended: dict[UUID, tuple[Any, ...]] = {}  # by run, its row, log and calls as they were at its end
+        self.asked: dict[UUID, datetime] = {}  # by run, when its first cancel was accepted
+        self.operations: dict[UUID, Cancellation] = {}
+        self.left: set[UUID] = set()  # runs that their executions ended, or left to wait, since the last look
+        self.concluded: set[UUID] = set()  # runs that their executions ended
+        self.straggled: set[tuple[UUID, str]] = set()
+        self.offered: set[UUID] = set()
+        self.changed: set[str] = set()  # groups that were told to read again since the last look
+        self.signals: set[tuple[UUID, str]] = set()  # what workers were told of runs
         # By session, the turns that its checkpoint holds, by their message; True when in a sendable form.
-        self.histories = {session: {} for session in self.sessions}
+        self.histories: dict[UUID, dict[str, bool]] = {session: {} for session in self.sessions}
 
-    def tear_down(self):
+    def tear_down(self) -> None:
         self.world.close()
 
     # What the engine tells
 
-    def offer(self, session_id):
+    def offer(self, session_id: UUID) -> bool:
         assert len(connection.savepoint_ids) == self.depth, "a session was offered before the commit"
         self.offered.add(session_id)
         return True
 
-    def tell(self, group, message):
+    def tell(self, group: str, message: Message) -> None:
         assert len(connection.savepoint_ids) == self.depth, "something was told before the commit"
         match message["kind"]:
             case "events":
@@ -105,7 +108,7 @@ class Truths:
             case "cancel" | "fenced" as kind:
                 self.signals.add((UUID(message["run"]), kind))
 
-    def hear(self, run_id, position, first, told):
+    def hear(self, run_id: UUID, position: int | None, first: int, told: Sequence[tuple[str, Any]]) -> None:
         """``told``: (type, anything) of each event."""
         assert position == Run.objects.get(id=run_id).position, "events were told out of their place"
         assert first == self.heard[run_id] + 1, "events were told twice or left out"
@@ -115,14 +118,16 @@ class Truths:
 
     # Looking
 
-    def note_writing(self, execute, sql, params, many, context):
+    def note_writing(
+        self, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
         self.written |= sql.startswith(("INSERT", "UPDATE", "DELETE"))
         return execute(sql, params, many, context)
 
-    def look(self):
+    def look(self) -> None:
         """Let the transaction of the last step be committed; then everything has to be in order."""
         callbacks, connection.run_on_commit = connection.run_on_commit, []
-        for _, callback, _ in callbacks:
+        for _, callback, _ in callbacks:  # type: ignore[misc] # the stubs know of two
             callback()
         if not self.written:
             return
@@ -149,10 +154,11 @@ class Truths:
         self.left.clear()
         self.written = False
 
-    def read(self):
+    def read(self) -> None:
         self.found = list(representations.with_status(Session.objects.order_by("created_at")))
         self.runs = {run.id: run for run in Run.objects.order_by("created_at")}
-        self.logs, self.calls = defaultdict(list), defaultdict(list)
+        self.logs: defaultdict[UUID, list[RunEvent]] = defaultdict(list)
+        self.calls: defaultdict[UUID, list[ToolCall]] = defaultdict(list)
         for event in RunEvent.objects.order_by("seq"):
             self.logs[event.run_id].append(event)
         for call in ToolCall.objects.order_by("call_id"):
@@ -165,14 +171,14 @@ class Truths:
 
     # The log and what goes with it
 
-    def log_is_whole(self, run, log):
+    def log_is_whole(self, run: Run, log: list[RunEvent]) -> None:
         assert [event.seq for event in log] == list(range(1, run.last_seq + 1)), "a hole in the log"
         types = Counter(event.type for event in log)
         assert log[0].type == EventType.RUN_QUEUED, "a log begins in the middle"
         assert types[EventType.RUN_STARTED] == (run.started_at is not None), "a run did not start once"
         assert self.heard[run.id] == (0 if run.position is None else run.last_seq), "something was not told"
 
-    def calls_are_as_logged(self, run, log, calls):
+    def calls_are_as_logged(self, run: Run, log: list[RunEvent], calls: list[ToolCall]) -> None:
         lost = run.id not in self.concluded and was_lost(log[-1])
         logged = fold(log, lost)
         if run.status == RunStatus.INTERRUPTED:
@@ -190,7 +196,7 @@ class Truths:
             call_id: (call.status, call.effect) for call_id, call in logged.items()
         }, "the calls are not as logged"
 
-    def end_is_final(self, run, log, calls):
+    def end_is_final(self, run: Run, log: list[RunEvent], calls: list[ToolCall]) -> None:
         ends = [event for event in log if event.type in TERMINAL_TYPES]
         if run.status not in TERMINAL:
             assert not ends, "an active run has an end in its log"
@@ -198,7 +204,7 @@ class Truths:
             return
         assert len(ends) == 1, "not one terminal event"
         assert ends[0] is log[-1], "the terminal event is not the last"
-        assert ends[0].type == TERMINAL_EVENT[run.status], "the end in the log is another"
+        assert ends[0].type == TERMINAL_EVENT[RunStatus(run.status)], "the end in the log is another"
         told = ends[0].data
         assert told["statistics"] == statistics.of_run(run), "the end tells other numbers"
         assert not run.open_input_tokens + run.open_output_tokens, "an LLM call goes on after the end"
@@ -215,11 +221,11 @@ class Truths:
 
     # Numbers
 
-    def books_are_true(self, run, log):
+    def books_are_true(self, run: Run, log: list[RunEvent]) -> None:
         expected = self.counted[run.id]
         # Each call that is closed at the end of a run is a message of it, too, and so is the note behind it.
         closed = sum(event.type == EventType.TOOL_CANCELLED or is_note(run, event) for event in log)
-        used = statistics.of_run(run)
+        used: Mapping[str, Any] = statistics.of_run(run)
         counts = {
             "message_count": expected["message_count"] + closed,
             "llm_calls": expected["llm_calls"],
@@ -233,21 +239,24 @@ class Truths:
         }
         assert {name: used[name] for name in counts} == counts, "the books are wrong"
 
-    def time_is_counted(self, run, before):
+    def time_is_counted(self, run: Run, before: Run | None) -> None:
         """From claim to claim's end; of a lost execution, to the last that was heard of it."""
         assert (run.claimed_at is not None) == (run.status == RunStatus.RUNNING), (
             "time goes on without a claim"
         )
         expected = before.duration_ms if before else 0
         if before and before.status == RunStatus.RUNNING and run.status != RunStatus.RUNNING:
+            assert before.claimed_at is not None, "a run went on without a claim"
             worked = (self.clock if run.id in self.left else before.last_event_at) - before.claimed_at
             expected += max(round(worked.total_seconds() * 1000), 0)
         assert run.duration_ms == expected, "the time is not what it took"
 
-    def sessions_count_the_sum(self):
-        totals = statistics.of_sessions(self.sessions)
+    def sessions_count_the_sum(self) -> None:
+        totals: Mapping[UUID, Mapping[str, Any]] = statistics.of_sessions(self.sessions)
         for session in self.sessions:
-            own = [statistics.of_run(run) for run in self.runs.values() if run.session_id == session]
+            own: list[Mapping[str, Any]] = [
+                statistics.of_run(run) for run in self.runs.values() if run.session_id == session
+            ]
             for name in ("message_count", "llm_calls", "tool_calls", "duration_ms"):
                 assert totals[session][name] == sum(used[name] for used in own), "a session counts otherwise"
             for name in ("input_tokens", "output_tokens"):
@@ -256,13 +265,13 @@ class Truths:
 
     # Sessions
 
-    def session_is_in_order(self, session, runs):
+    def session_is_in_order(self, session: Session, runs: Sequence[Run]) -> None:
         positions = sorted(run.position for run in runs if run.position is not None)
         assert positions == list(range(1, session.last_position + 1)), "a hole among the positions"
         occupying = [run for run in runs if run.status in OCCUPYING]
         assert len(occupying) <= 1, "two turns at once"
         # What was cancelled in the queue meanwhile stands behind it; what began does not.
-        began = [run.position for run in runs if run.started_at is not None]
+        began = [run.position or 0 for run in runs if run.started_at is not None]
         assert all(run.position == max(began) for run in occupying), "a later turn began beside another"
         assert len(undecided(runs)) <= 1, "two turns wait for a decision"
         for run in runs:
@@ -279,7 +288,7 @@ class Truths:
                     "half a turn was retried"
                 )
 
-    def session_is_shown(self, session, runs):
+    def session_is_shown(self, session: Session, runs: Sequence[Run]) -> None:
         occupying = [run for run in runs if run.status in OCCUPYING]
         queued = [run.id for run in runs if run.status == RunStatus.QUEUED]
         if occupying:
@@ -294,7 +303,7 @@ class Truths:
             assert bus.session_group(session.id) in self.changed, "a session changed and nobody was told"
         self.looks[session.id] = look, session.updated_at
 
-    def somebody_goes_on(self, session, runs):
+    def somebody_goes_on(self, session: Session, runs: Sequence[Run]) -> None:
         """What can be claimed was offered, and is what a claim takes."""
         expected = claimable(runs)
         if expected is None:
@@ -311,7 +320,7 @@ class Truths:
 
     # Cancels
 
-    def pending_and_revision_agree(self, session):
+    def pending_and_revision_agree(self, session: Any) -> None:
         pending = [one for one in self.cancels if one.session_id == session.id and one.settled_at is None]
         assert len(pending) <= 1, "two cancels at once"
         assert session.pending is bool(pending), "pending is shown wrongly"
@@ -320,7 +329,7 @@ class Truths:
         assert session.cancellation_revision >= told, "the revision went back"
         assert session.cancellation_revision == told, "a change of pending was not told"
 
-    def cancels_win(self):
+    def cancels_win(self) -> None:
         for run in self.runs.values():
             if run.cancel_requested_at is not None:
                 first = self.asked.setdefault(run.id, run.cancel_requested_at)
@@ -329,7 +338,7 @@ class Truths:
             else:
                 assert run.id not in self.asked, "an accepted cancel was forgotten"
 
-    def cancels_are_settled(self):
+    def cancels_are_settled(self) -> None:
         known, self.operations = self.operations, {one.id: one for one in self.cancels}
         assert known.keys() <= self.operations.keys(), "a cancel was forgotten"
         for operation in self.cancels:
@@ -348,14 +357,14 @@ class Truths:
 
 
 @contextmanager
-def undone():
+def undone() -> Iterator[None]:
     """Whatever is done inside is taken back, and so is what waits for its commit."""
     with transaction.atomic():
         yield
         transaction.set_rollback(True)
 
 
-def row(run):
+def row(run: Run) -> dict[str, Any]:
     """All columns of a run but those that may change after its end."""
     return {
         field.attname: getattr(run, field.attname)
@@ -364,16 +373,16 @@ def row(run):
     }
 
 
-def is_note(run, event):
+def is_note(run: Run, event: RunEvent) -> bool:
     return event.type == EventType.MESSAGE_COMPLETED and event.data["message"] == transcript.note_id(run.id)
 
 
-def undecided(runs):
+def undecided(runs: Sequence[Run]) -> list[Run]:
     """Those that wait for a decision."""
     return [run for run in runs if run.status == RunStatus.INTERRUPTED and run.resolution is None]
 
 
-def claimable(runs):
+def claimable(runs: Sequence[Run]) -> UUID | None:
     """The id of the run, of these of a session, that a claim has to take now; None if there is none."""
     occupying = [run for run in runs if run.status in OCCUPYING]
     if occupying:
@@ -386,20 +395,22 @@ def claimable(runs):
     return max(heads, key=created).id if heads else min(queued, key=created).id
 
 
-def created(run):
+def created(run: Run) -> datetime:
     return run.created_at
 
 
-def was_lost(end):
+def was_lost(end: RunEvent) -> bool:
     """Whether this end tells of a lost execution, or of a cancel that overruled another end."""
     operation = end.data.get("cancellation") or {"outcome": None}
     lost = end.data.get("reason") == InterruptReason.WORKER_LOST
     return lost or operation["outcome"] == CancelOutcome.RECONCILED
 
 
-def fold(log, lost):
+def fold(log: list[RunEvent], lost: bool) -> dict[str, SimpleNamespace]:
     """The tool calls that a log tells of, by their ids; a ``lost`` execution may have begun any unseen."""
-    calls = defaultdict(lambda: SimpleNamespace(status=ToolStatus.RUNNING, effect=None, started=False))
+    calls: defaultdict[str, SimpleNamespace] = defaultdict(
+        lambda: SimpleNamespace(status=ToolStatus.RUNNING, effect=None, started=False)
+    )
     for event in log:
         data = event.data
         if event.type == EventType.MESSAGE_COMPLETED:

@@ -5,7 +5,9 @@ here does nothing but wait until it is told how an operation ends, so each step 
 """
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from hypothesis import strategies as st
@@ -15,16 +17,22 @@ from langgraph.checkpoint.memory import InMemorySaver
 from runs.errors import Fenced
 from runs.memory.checkpoints import fence
 from runs.memory.checkpoints.saver import FencedSaver
-from runs.memory.checkpoints.storage import Claim, Storage
+from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
+
+T = TypeVar("T")
 
 ANY = st.integers(0, 11)
-WRITES = {
+# What they are given is nothing that LangGraph would give.
+WRITES: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
     "put": lambda saver: saver.aput({}, {}, {}, {}),
     "put_writes": lambda saver: saver.aput_writes({}, [], "task"),
     "delete": lambda saver: saver.adelete_thread("thread"),
 }
 READ = "get"
-CALLS = {READ: lambda saver: saver.aget_tuple({}), **WRITES}
+CALLS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+    READ: lambda saver: saver.aget_tuple({}),
+    **WRITES,
+}
 
 
 class Held(SimpleNamespace):
@@ -36,21 +44,21 @@ class SlowStorage(Storage):
 
     fenced_class = FencedSaver
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.held = []
+        self.held: list[Held] = []
 
     @property
-    def versions(self):
+    def versions(self) -> Saver:
         return InMemorySaver()
 
-    async def read(self, operation):
+    async def read(self, operation: Operation[T]) -> T:
         return await self._hold(operation, None)
 
-    async def write(self, operation, claim=None):
+    async def write(self, operation: Operation[T], claim: Claim | None = None) -> T:
         return await self._hold(operation, claim)
 
-    async def _hold(self, operation, claim):
+    async def _hold(self, operation: Operation[T], claim: Claim | None) -> T:
         held = Held(claim=claim, done=[], until=asyncio.get_running_loop().create_future(), cut=False)
         self.held.append(held)
         try:
@@ -58,32 +66,32 @@ class SlowStorage(Storage):
         except asyncio.CancelledError:
             held.cut = True
             raise
-        return await operation(_Recorder(held.done))
+        return await operation(_Recorder(held.done))  # type: ignore[arg-type] # in a saver's place
 
-    async def close(self):
+    async def close(self) -> None:
         pass
 
 
 class _Recorder:
     """Stands in for LangGraph's saver."""
 
-    def __init__(self, done):
+    def __init__(self, done: list[str]) -> None:
         self._done = done
 
-    def with_allowlist(self, allowed):
+    def with_allowlist(self, allowed: object) -> "_Recorder":
         return self
 
-    async def aput(self, *_):
+    async def aput(self, *_: object) -> dict[str, Any]:
         self._done.append("put")
         return {}
 
-    async def aput_writes(self, *_):
+    async def aput_writes(self, *_: object) -> None:
         self._done.append("put_writes")
 
-    async def adelete_thread(self, *_):
+    async def adelete_thread(self, *_: object) -> None:
         self._done.append("delete")
 
-    async def aget_tuple(self, *_):
+    async def aget_tuple(self, *_: object) -> None:
         self._done.append(READ)
 
 
@@ -93,21 +101,21 @@ class Writes(RuleBasedStateMachine):
     lives = 0  # begun so far, of all
 
     @initialize()
-    def begin(self):
+    def begin(self) -> None:
         Writes.lives += 1
         self.loop = asyncio.new_event_loop()
         fence.logger.disabled = True  # it tells of each write that fails under a cancel
         self.run(self.set_up())
-        self.calls = []
-        self.fences = {}  # by saver, the task that fences it
-        self.leaving = None
+        self.calls: list[SimpleNamespace] = []
+        self.fences: dict[int, asyncio.Task[None]] = {}  # by saver, the task that fences it
+        self.leaving: asyncio.Task[None] | None = None
 
-    async def set_up(self):
+    async def set_up(self) -> None:
         self.storage = SlowStorage()
         self.claims = [Claim(uuid4(), number) for number in (1, 2)]
         self.savers = [FencedSaver(self.storage, claim) for claim in self.claims]
 
-    def teardown(self):
+    def teardown(self) -> None:
         fence.logger.disabled = False
         if not hasattr(self, "loop"):
             return
@@ -119,7 +127,7 @@ class Writes(RuleBasedStateMachine):
         self.loop.close()
 
     @rule(s=st.integers(0, 1), kind=st.sampled_from(sorted(CALLS)), allowlisted=st.booleans())
-    def call(self, s, kind, allowlisted):
+    def call(self, s: int, kind: str, allowlisted: bool) -> None:
         saver = self.savers[s].with_allowlist([("module", "name")]) if allowlisted else self.savers[s]
         may = self.leaving is None and (kind == READ or s not in self.fences)
         before = len(self.storage.held)
@@ -135,7 +143,7 @@ class Writes(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open())
     @rule(i=ANY)
-    def cancel(self, i):
+    def cancel(self, i: int) -> None:
         call = self.pick(i)
         call.cancelled = True
         call.task.cancel()
@@ -143,7 +151,7 @@ class Writes(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open())
     @rule(i=ANY, fails=st.booleans())
-    def let_go(self, i, fails):
+    def let_go(self, i: int, fails: bool) -> None:
         call = self.pick(i)
         if fails:
             call.held.until.set_exception(OSError("The disk is full."))
@@ -158,17 +166,17 @@ class Writes(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.fences) < 2)
     @rule(s=st.integers(0, 1))
-    def fence(self, s):
+    def fence(self, s: int) -> None:
         if s not in self.fences:
             self.fences[s] = self.start(self.savers[s].fence())
 
     @precondition(lambda self: self.leaving is None and len(self.calls) > 3)
     @rule()
-    def leave(self):
+    def leave(self) -> None:
         self.leaving = self.start(self.storage.fence.close())
 
     @invariant()
-    def all_is_well(self):
+    def all_is_well(self) -> None:
         for call in self.calls:
             assert not call.held.cut, "an operation was cut half-way"
             assert call.held.until.done() or not call.task.done(), "a caller did not wait for its operation"
@@ -178,26 +186,26 @@ class Writes(RuleBasedStateMachine):
         if self.leaving is not None:
             assert self.leaving.done() is (not self.open()), "the process left while it wrote or read"
 
-    def open(self):
+    def open(self) -> list[SimpleNamespace]:
         """Calls whose operation has not ended."""
         return [call for call in self.calls if not call.held.until.done()]
 
-    def pick(self, i):
+    def pick(self, i: int) -> SimpleNamespace:
         return self.open()[i % len(self.open())]
 
-    def start(self, coroutine):
-        async def begin():
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        async def begin() -> asyncio.Task[T]:
             task = asyncio.ensure_future(coroutine)
             await settle()
             return task
 
         return self.run(begin())
 
-    def run(self, coroutine):
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
 
 
-async def settle():
+async def settle() -> None:
     """Let everything go on that can."""
     for _ in range(8):
         await asyncio.sleep(0)

@@ -1,19 +1,32 @@
 """What tests of recovery do again and again."""
 
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
 from runs import operations
 from runs.foundation.database import in_thread
 from runs.models import Run, RunEvent
+from runs.wire import contract
 from tests.fakes import Hold, Round, numbered, say
-from tests.runs.stage import open_stage
+from tests.runs.stage import Stage, open_stage
 from tests.runs.waiting import terminal, until
 
+if TYPE_CHECKING:
+    from django.contrib.auth.models import User
 
-def opening(alice, serve, tmp_path, release, **policy):
+
+def opening(
+    alice: "User", serve: Callable[..., None], tmp_path: Path, release: threading.Event | None, **policy: Any
+) -> AbstractAsyncContextManager[Stage]:
     """A stage whose agent has a policy."""
     return open_stage(alice, serve, tmp_path / "marks", release=release, policy=policy)
 
 
-async def cut_in_answer(stage, answer="w1 w2 w3 w4 w5", name="cut"):
+async def cut_in_answer(stage: Stage, answer: str = "w1 w2 w3 w4 w5", name: str = "cut") -> str:
     """A turn whose answer has come this far and no further; its run."""
     count = len(answer.split())
     stage.script.add(Round(numbered(count), Hold(name), numbered(3)))
@@ -22,27 +35,27 @@ async def cut_in_answer(stage, answer="w1 w2 w3 w4 w5", name="cut"):
     return run_id
 
 
-def told(run_id):
-    deltas = RunEvent.objects.filter(run=run_id, type="message.delta").order_by("seq")
+def told(run_id: UUID | str) -> str:
+    deltas = RunEvent.objects.filter(run__id=run_id, type="message.delta").order_by("seq")
     return "".join(data["text"] for data in deltas.values_list("data", flat=True))
 
 
-async def interrupted(run_id):
+async def interrupted(run_id: UUID | str) -> Run:
     found = await terminal(run_id)
     assert found.status == "interrupted", found.status
     return found
 
 
-async def snapshot(stage):
+async def snapshot(stage: Stage) -> contract.Session:
     return await in_thread(operations.session_snapshot, stage.owner, stage.session)
 
 
-async def resumed(stage, run_id):
+async def resumed(stage: Stage, run_id: UUID | str) -> Run:
     """Resume the run; the new one, once it has ended."""
     return await terminal((await in_thread(operations.resume, stage.owner, run_id))["id"])
 
 
-async def goes_on(stage, run_id, words="Here it is."):
+async def goes_on(stage: Stage, run_id: UUID | str, words: str = "Here it is.") -> None:
     """The run is resumed, and completes with these words."""
     stage.script.clear()
     stage.script.add(say(words))
@@ -50,6 +63,6 @@ async def goes_on(stage, run_id, words="Here it is."):
     assert ended.status == "completed", ended.error_message
 
 
-async def gone_on_with(run_id):
+async def gone_on_with(run_id: UUID | str) -> Run:
     """The run that resumes this one without anybody asking, once it is admitted."""
-    return await until(Run.objects.filter(resumes=run_id).first, what="an automatic resume")
+    return await until(Run.objects.filter(resumes__id=run_id).first, what="an automatic resume")

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.messages import AnyMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
@@ -13,7 +14,7 @@ from runs.translation.translator import Translator
 from tests.runs.translation.recorder import Recorder, assert_log_is_sound
 
 RUN = "11111111-1111-1111-1111-111111111111"
-MODES = ["messages", "updates", "tools", "custom"]
+MODES: Any = ["messages", "updates", "tools", "custom"]  # its type lacks "tools"
 
 
 class Execution:
@@ -30,8 +31,10 @@ class Execution:
         """The graph's chunks, ``(namespace, mode, payload)``."""
         if isinstance(turn, str):
             turn = {"messages": [HumanMessage(turn)]}
-        config = {"configurable": {"thread_id": "1"}, "callbacks": self.translator.callbacks, **config}
-        return self.graph.astream(turn, config, stream_mode=MODES, subgraphs=True, durability="sync")
+        whole = {"configurable": {"thread_id": "1"}, "callbacks": self.translator.callbacks, **config}
+        return self.graph.astream(
+            turn, cast(RunnableConfig, whole), stream_mode=MODES, subgraphs=True, durability="sync"
+        )
 
     async def run(
         self, turn: Any = "hello", status: RunStatus | None = RunStatus.COMPLETED, **config: Any

@@ -6,7 +6,8 @@ from typing import Any
 
 from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolCallChunk
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
@@ -74,18 +75,18 @@ class ScriptedModel(BaseChatModel):
 class WholeModel(ScriptedModel):
     """The same, for a provider that cannot stream."""
 
-    _stream = BaseChatModel._stream  # type: ignore[assignment]
-    _astream = BaseChatModel._astream  # type: ignore[assignment]
+    _stream = BaseChatModel._stream
+    _astream = BaseChatModel._astream
 
 
 def words(*pieces: str, usage: tuple[int, int] | None = (10, 5)) -> list[AIMessageChunk]:
-    chunks = [AIMessageChunk(piece) for piece in pieces]
+    chunks = [AIMessageChunk(content=piece) for piece in pieces]
     return [*chunks, report(*usage)] if usage else chunks
 
 
 def report(prompt: int, output: int, text: str = "") -> AIMessageChunk:
-    usage = {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}
-    return AIMessageChunk(text, usage_metadata=usage)
+    usage = UsageMetadata(input_tokens=prompt, output_tokens=output, total_tokens=prompt + output)
+    return AIMessageChunk(content=text, usage_metadata=usage)
 
 
 def spelled(*calls: tuple[str, str, str], usage: tuple[int, int] | None = (10, 5)) -> list[AIMessageChunk]:
@@ -100,8 +101,10 @@ def spelled(*calls: tuple[str, str, str], usage: tuple[int, int] | None = (10, 5
             (None, None, args[half:]),
         ]
         for piece_id, piece_name, piece_args in pieces:
-            piece = {"type": "tool_call_chunk", "id": piece_id, "name": piece_name, "args": piece_args}
-            chunks.append(AIMessageChunk("", tool_call_chunks=[{**piece, "index": index}]))
+            piece = ToolCallChunk(
+                type="tool_call_chunk", id=piece_id, name=piece_name, args=piece_args, index=index
+            )
+            chunks.append(AIMessageChunk(content="", tool_call_chunks=[piece]))
     return [*chunks, report(*usage)] if usage else chunks
 
 

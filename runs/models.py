@@ -55,7 +55,7 @@ class Session(models.Model):
     updated_at = models.DateTimeField(default=timezone.now)
     cancellation_revision = models.PositiveBigIntegerField(default=0)
     last_position = models.PositiveIntegerField(default=0)
-    last_line = models.PositiveIntegerField(default=0)
+    last_queue_place = models.PositiveIntegerField(default=0, db_column="last_line")
 
     # No column. Whoever holds the lock of the session writes it once, in the end, if this is set.
     has_changed = False
@@ -164,8 +164,8 @@ class Run(models.Model):
     session = models.ForeignKey(Session, models.CASCADE, related_name="runs", db_index=False)
     # Copied from the session, where it never changes, so that figures need not read each session.
     agent = models.CharField(max_length=100, editable=False)
-    # Order among the queued: a resuming or retrying run takes a negative line and so the head.
-    line = models.BigIntegerField()
+    # Order among the queued: a resuming or retrying run takes a negative place and so the head.
+    queue_place = models.BigIntegerField(db_column="line")
     # Order of the session's stream, given when the run leaves the queue.
     position = models.PositiveIntegerField(null=True)
     status = models.CharField(max_length=12, choices=RunStatus, default=RunStatus.QUEUED)
@@ -232,7 +232,7 @@ class Run(models.Model):
                 fields=["session"], condition=Q(status__in=OCCUPYING), name="one_occupying_run_per_session"
             ),
             models.UniqueConstraint(fields=["session", "position"], name="one_run_per_position"),
-            models.UniqueConstraint(fields=["session", "line"], name="one_run_per_line"),
+            models.UniqueConstraint(fields=["session", "queue_place"], name="one_run_per_line"),
             models.UniqueConstraint(
                 fields=["session", "idempotency_key"],
                 condition=Q(idempotency_key__isnull=False),
@@ -260,7 +260,7 @@ class Run(models.Model):
             ),
         ]
         indexes = [
-            models.Index(fields=["session", "status", "line"], name="run_queue"),
+            models.Index(fields=["session", "status", "queue_place"], name="run_queue"),
             # With the status in it SQLite prefers it to the index of all that a worker has ever run.
             models.Index(
                 fields=["worker", "status"], condition=Q(status=RunStatus.RUNNING), name="run_of_worker"

@@ -23,12 +23,12 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from runs import (
     agents as configured,
 )
-from runs import operators, process, statements
+from runs import operators, statements, this_process
 from runs.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from runs.foundation.database import in_thread
 from runs.foundation.limits import EVENTS_LIMIT, REASON_LIMIT, SEARCH_LIMIT, TITLE_LIMIT
 from runs.foundation.values import to_json
-from runs.lifecycle import admission, cancelling, questions, titles
+from runs.lifecycle import admission, cancel_requests, questions, titles
 from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
@@ -254,7 +254,7 @@ def cancel_run(
     """
     run = _run(actor, run_id)
     request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(cancelling.request_cancel(run.id, **request), run.session_id, run.id, request)
+    return _represent(cancel_requests.request_cancel(run.id, **request), run.session_id, run.id, request)
 
 
 def cancel_session(
@@ -263,7 +263,7 @@ def cancel_session(
     """Cancel the active run and every queued run alike; the Cancellation of the first in line."""
     found = _session(actor, session_id)
     request: Data = {"source": source, "reason": _reason(reason), "requested_by": actor}
-    return _represent(cancelling.request_session_cancel(found.id, **request), found.id, None, request)
+    return _represent(cancel_requests.request_session_cancel(found.id, **request), found.id, None, request)
 
 
 async def wait_for_cancellation(
@@ -404,7 +404,7 @@ def _no_such_agent() -> Invalid:
 
 
 def _refuse_when_leaving() -> None:
-    if process.current is not None and process.current.leaving:
+    if this_process.engine is not None and this_process.engine.leaving:
         raise Unavailable
 
 

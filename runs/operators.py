@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 
 from runs.errors import Conflict, Forbidden, Invalid, NotFound
 from runs.foundation.limits import REASON_LIMIT
-from runs.lifecycle import admission, cancelling, locks
+from runs.lifecycle import admission, cancel_requests, locks
 from runs.models import UNSETTLED, AuditEntry, Cancellation, Run, Session
 from runs.recovery import deletion, reconciliation
 from runs.states import TERMINAL, CancelSource
@@ -55,7 +55,7 @@ def cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Done:
     def apply(run: Run) -> Done:
         before = run.status
         pending = Cancellation.objects.filter(UNSETTLED, run=run).exists()
-        operation = cancelling.request_cancel(run.id, **asked)
+        operation = cancel_requests.request_cancel(run.id, **asked)
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)
         run.refresh_from_db()
@@ -74,7 +74,7 @@ def force_cancel(actor: AbstractBaseUser, run_id: UUID | str, reason: str) -> Do
 
     def apply(run: Run) -> Done:
         before = run.status
-        operation = cancelling.force_cancel(run.id, **asked)
+        operation = cancel_requests.force_cancel(run.id, **asked)
         run.refresh_from_db()
         if before in TERMINAL:
             return Done(run, False, [f"It had ended already: {before}."], operation)

@@ -79,7 +79,7 @@ def worker(worker_id: Any) -> QuerySet[Worker]:
 @Statement
 def claimable_runs(session_id: Any) -> QuerySet[Run, tuple[int, UUID]]:
     """(line, id) of each, in no order."""
-    return Run.objects.claimable().filter(session=session_id).values_list("line", "id")
+    return Run.objects.claimable().filter(session=session_id).values_list("queue_place", "id")
 
 
 @Statement
@@ -145,7 +145,7 @@ def session_updates(session_ids: Any) -> QuerySet[Session, tuple[UUID, datetime]
 
 @Statement
 def active_runs(session_ids: Any) -> QuerySet[Run]:
-    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("line")
+    return Run.objects.filter(session__id__in=session_ids, status__in=ACTIVE).order_by("queue_place")
 
 
 @Statement

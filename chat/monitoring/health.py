@@ -14,7 +14,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from runs import process
+from runs import this_process
 from runs.foundation.database import in_thread
 from runs.lifecycle import liveness
 
@@ -57,9 +57,9 @@ async def _state(part: str) -> str:
 
 
 async def _server() -> str | None:
-    if process.current is None:
+    if this_process.engine is None:
         return "not started"
-    return "leaving" if process.current.leaving else None
+    return "leaving" if this_process.engine.leaving else None
 
 
 async def _database() -> None:
@@ -73,9 +73,9 @@ def _select() -> None:
 
 async def _channel_layer() -> str | None:
     """A message to ourselves has to arrive."""
-    if process.current is None:
+    if this_process.engine is None:
         return "not started"
-    await process.current.bus.echo()
+    await this_process.engine.bus.echo()
     return None
 
 
@@ -87,7 +87,7 @@ def _beats() -> bool:
     """Whether somebody executes runs."""
     beating = liveness.beating().filter(leaving=False)
     if settings.DISPATCH == "inprocess":
-        here = process.current.id if process.current else None
+        here = this_process.engine.id if this_process.engine else None
         beating = beating.filter(id=here) if here else beating.none()
     return beating.exists()
 

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from chat.access import open_connections, tokens
 from chat.access.authentication import bearer_token
 from chat.access.open_connections import Kind
-from runs import process
+from runs import this_process
 from runs.foundation.database import in_thread
 from runs.metrics import REGISTRY
 from runs.models import Cancellation, Run
@@ -66,7 +66,7 @@ def _is_loopback(address: str) -> bool:
 def _in_this_process() -> dict[str, tuple[str, int]]:
     """Gauges by name, with what they mean."""
     open_now = open_connections.count()
-    engine = process.current
+    engine = this_process.engine
     return {
         "turnkeeper_sockets": ("Open WebSockets.", open_now[Kind.SOCKET]),
         "turnkeeper_streams": ("Open event streams and waiting calls.", open_now[Kind.STREAM]),

@@ -12,7 +12,7 @@ from django.conf import settings
 from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
-from runs.lifecycle import cancelling, locks, queue, resolution, titles
+from runs.lifecycle import cancel_requests, locks, queue, resolution, titles
 from runs.live import notices
 from runs.models import Run, Seed, Session
 from runs.states import (
@@ -198,8 +198,8 @@ def dismiss(run: Run) -> Run:
 
 
 def _cancel_all(session: Session, active: Sequence[Run], actor: Any) -> None:
-    for run in sorted(active, key=lambda run: run.line):
-        cancelling.request_cancel(
+    for run in sorted(active, key=lambda run: run.queue_place):
+        cancel_requests.request_cancel(
             run.id,
             source=CancelSource.SUPERSEDED,
             reason="A newer message took its place.",

@@ -8,7 +8,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection, transaction
 
-from runs import process
+from runs import this_process
 from runs.lifecycle import jobs
 
 
@@ -27,7 +27,7 @@ def request(session_id: UUID) -> None:
 
 def offer(session_id: UUID) -> bool:
     """Offer the session to this process now; whether it executes runs."""
-    return process.current is not None and process.current.offer(session_id)
+    return this_process.engine is not None and this_process.engine.offer(session_id)
 
 
 def fence(run_id: UUID) -> None:
@@ -38,5 +38,5 @@ def fence(run_id: UUID) -> None:
     """
     if connection.vendor != "sqlite":
         return
-    if process.current is not None:
-        process.current.fence(run_id)
+    if this_process.engine is not None:
+        this_process.engine.fence(run_id)

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from runs import metrics, statements
 from runs.errors import NotFound
-from runs.lifecycle import cancellation, closing_events, dispatch, statistics, status
+from runs.lifecycle import cancel_operations, closing_events, dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
 from runs.log import events
@@ -120,7 +120,7 @@ def end(
     if error is not None:
         terminal["error"] = {"code": error.code, "message": error.message}
     if to == RunStatus.CANCELLED:
-        operation = cancellation.settle_ended(session, run, asked, outcome, escalated=escalated)
+        operation = cancel_operations.settle_ended(session, run, asked, outcome, escalated=escalated)
         if operation is not None:
             terminal["cancellation"] = representations.cancellation(operation)
     if reason is not None:

@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 
-from runs import process
+from runs import this_process
 from runs.foundation.host import this_host
 from runs.models import Worker
 
@@ -124,7 +124,7 @@ def dead(but: UUID | None = None, watch: Watch | None = None) -> list[Worker]:
 
 def is_dead(worker: Worker) -> bool:
     """Gone, or silent for too long."""
-    watch = process.current.watch if process.current else None
+    watch = this_process.engine.watch if this_process.engine else None
     return is_gone(worker) or worker.id in _silent_too_long(watch)
 
 

@@ -16,11 +16,11 @@ from runs.states import EventType, RunStatus
 
 def enqueue(session: Session, run: Run, *, head: bool = False) -> Run:
     """Admit a new run to a locked session: durable, with its user message, last in the queue or first."""
-    session.last_line += 1
+    session.last_queue_place += 1
     session.has_changed = True
     run.session = session
     run.agent = session.agent
-    run.line = -session.last_line if head else session.last_line
+    run.queue_place = -session.last_queue_place if head else session.last_queue_place
     run.message_count = 0 if run.resumes_id else 1  # a resuming run goes on with the message that is there
     queued = [events.queued(run)]
     events.count(run, queued, run.created_at)

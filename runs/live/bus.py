@@ -14,7 +14,7 @@ from uuid import uuid4
 from asgiref.sync import async_to_sync
 from channels.layers import InMemoryChannelLayer, get_channel_layer
 
-from runs import process
+from runs import this_process
 from runs.foundation.tasks import end
 
 logger = logging.getLogger(__name__)
@@ -188,8 +188,8 @@ async def _attempt(operation: Coroutine[Any, Any, Any]) -> bool:
 
 def publish(group: str, message: Message) -> None:
     """Send through the bus of this process, or without one (a command) directly to the layer."""
-    if process.current is not None:
-        process.current.bus.publish(group, message)
+    if this_process.engine is not None:
+        this_process.engine.bus.publish(group, message)
         return
     layer = get_channel_layer()
     if isinstance(layer, InMemoryChannelLayer):

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from runs import process, statements
+from runs import statements, this_process
 from runs.errors import CursorGone, NotFound, Unavailable
 from runs.foundation.database import in_thread
 from runs.live.bus import Message
@@ -268,9 +268,9 @@ def _cancellation(cancellation_id: UUID) -> contract.Cancellation | None:
 
 
 def _hub() -> Hub:
-    if process.current is None:
+    if this_process.engine is None:
         raise Unavailable  # only a process that serves can follow and wait
-    return process.current.hub
+    return this_process.engine.hub
 
 
 def _decode(message: Message) -> Iterator[tuple[int, Event]]:

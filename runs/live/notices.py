@@ -11,7 +11,14 @@ from runs.foundation import sql
 from runs.live import bus
 from runs.models import Run, Session
 
-_SAVED_FIELDS = ("title", "title_source", "updated_at", "cancellation_revision", "last_position", "last_line")
+_SAVED_FIELDS = (
+    "title",
+    "title_source",
+    "updated_at",
+    "cancellation_revision",
+    "last_position",
+    "last_queue_place",
+)
 
 
 def touch(session: Session) -> None:

@@ -131,7 +131,7 @@ def _chains(session_id: UUID) -> list[_Chain]:
     chains: dict[str, _Chain] = {}
     runs = list(Run.objects.filter(session=session_id))
     # Queued runs have no position yet, and come last.
-    for run in sorted(runs, key=lambda run: (run.position is None, run.position, run.line)):
+    for run in sorted(runs, key=lambda run: (run.position is None, run.position, run.queue_place)):
         chains.setdefault(run.message_id, _Chain([])).runs.append(run)
     for chain in chains.values():
         last = chain.runs[-1]

@@ -18,10 +18,10 @@ from django.db import transaction
 from django.db.models import Exists, F, OuterRef, QuerySet
 from django.utils import timezone
 
-from runs import process
+from runs import this_process
 from runs.errors import NotFound
 from runs.foundation.database import in_thread
-from runs.lifecycle import cancelling, locks
+from runs.lifecycle import cancel_requests, locks
 from runs.live import notices
 from runs.memory.checkpoints import Checkpoints, process_checkpoints
 from runs.models import AuditEntry, DailyTotal, Run, Session
@@ -98,8 +98,8 @@ async def _delete_session(
     unused_since: datetime | None = None,
 ) -> None:
     await in_thread(_delete_rows, session_id, actor, reason, unused_since)
-    if process.current is not None:
-        await process.current.forget_session(session_id)
+    if this_process.engine is not None:
+        await this_process.engine.forget_session(session_id)
     await orphans.clear(session_id, checkpoints)
 
 
@@ -107,8 +107,8 @@ def _delete_rows(session_id: UUID, actor: Any, reason: str, unused_since: dateti
     with locks.locked_session(session_id) as session:
         if unused_since is not None and not unused(unused_since).filter(id=session_id).exists():
             raise NotFound
-        for run in Run.objects.filter(session=session, status__in=ACTIVE).order_by("line"):
-            cancelling.force_cancel(
+        for run in Run.objects.filter(session=session, status__in=ACTIVE).order_by("queue_place"):
+            cancel_requests.force_cancel(
                 run.id, source=CancelSource.SYSTEM, reason="The session was deleted.", requested_by=actor
             )
         runs = list(Run.objects.filter(session=session).only("finished_at", "status", *_SUMMED))

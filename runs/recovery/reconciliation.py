@@ -7,7 +7,7 @@ A live worker's run is never touched: only force-cancel acts without the worker.
 from dataclasses import dataclass, field
 
 from runs.errors import NotInterrupted
-from runs.lifecycle import admission, cancelling, dispatch, endings, liveness, predicates
+from runs.lifecycle import admission, cancel_requests, dispatch, endings, liveness, predicates
 from runs.models import Run
 from runs.states import InterruptReason, Resolution, RunStatus
 
@@ -46,7 +46,7 @@ def reconcile(run: Run) -> Reconciled:
 def _running(run: Run, result: Reconciled) -> None:
     if run.worker is not None and not liveness.is_dead(run.worker):
         for overdue in predicates.overdue_cancellations().filter(run=run):
-            if cancelling.time_out_cancellation(overdue.id):
+            if cancel_requests.time_out_cancellation(overdue.id):
                 result.did("Its cancel was overdue and has timed out; it may be tried again.")
         result.found("Its worker is alive, so the run goes on; force-cancel would end it.")
         return

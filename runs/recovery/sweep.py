@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread, is_held
-from runs.lifecycle import admission, cancelling, dispatch, endings, jobs, liveness, predicates
+from runs.lifecycle import admission, cancel_requests, dispatch, endings, jobs, liveness, predicates
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, Worker
 from runs.recovery import orphans
@@ -137,7 +137,7 @@ def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
 
 def _settle_overdue(swept: Swept) -> None:
     swept.cancellations_timed_out += _each(
-        predicates.overdue_cancellations().values_list("id", flat=True), cancelling.time_out_cancellation
+        predicates.overdue_cancellations().values_list("id", flat=True), cancel_requests.time_out_cancellation
     )
 
 

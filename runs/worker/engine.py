@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from runs import agents, process
+from runs import agents, this_process
 from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
 from runs.foundation.tasks import end
 from runs.lifecycle import liveness
@@ -70,8 +70,8 @@ class Engine:
         """Close everything at once."""
         await end(self._regular)
         await self._end()
-        if process.current is self:
-            process.current = None
+        if this_process.engine is self:
+            this_process.engine = None
         await self.hub.close()
         await self.checkpoints.close()
         await self.bus.close()
@@ -102,7 +102,7 @@ class Engine:
 
     async def _begin(self) -> None:
         """Sweep once, then regularly."""
-        process.current = self
+        this_process.engine = self
         self._do_regularly(self.beat, "heartbeat")
         await self.sweep()
         self._do_regularly(self.sweep, "sweep")

@@ -293,9 +293,9 @@ def test_a_cancel_that_was_timed_out_can_be_forced(console, alice, olivia):
     run = running_run(alice, a_worker())
     operators.cancel(olivia, run.id, "first")
     operation = Cancellation.objects.get(run=run)
-    from runs.lifecycle import cancelling
+    from runs.lifecycle import cancel_requests
 
-    assert cancelling.time_out_cancellation(operation.id)
+    assert cancel_requests.time_out_cancellation(operation.id)
     do(console, "force_cancel", run)
     assert status_of(run) == RunStatus.CANCELLED
     assert list(Cancellation.objects.order_by("accepted_at").values_list("outcome", flat=True)) == [

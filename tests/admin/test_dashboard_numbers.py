@@ -20,17 +20,17 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def add(session, finished_at, status="completed", **fields):
     """A run that ended then, or is in this active status."""
-    session.last_line += 1
+    session.last_queue_place += 1
     if status != "queued":
-        fields["position"] = session.last_line
+        fields["position"] = session.last_queue_place
     if status == "failed":
         fields["error_code"] = "provider"
     return Run.objects.create(
         session=session,
         agent=session.agent,
-        line=session.last_line,
+        queue_place=session.last_queue_place,
         status=status,
-        message_id=f"m{session.last_line}",
+        message_id=f"m{session.last_queue_place}",
         finished_at=finished_at,
         **fields,
     )
@@ -79,7 +79,7 @@ def test_days_are_those_of_the_time_zone_also_when_the_clock_changes(settings, s
 
     assert end.astimezone(UTC) - begin.astimezone(UTC) == timedelta(hours=hours)
     assert rows(day) == [(str(day), "assistant", "completed", 2, 0, 0)]
-    local = [run.finished_at.astimezone(ZoneInfo(zone)).date() for run in Run.objects.order_by("line")]
+    local = [run.finished_at.astimezone(ZoneInfo(zone)).date() for run in Run.objects.order_by("queue_place")]
     assert local == [day - timedelta(days=1), day, day, day + timedelta(days=1)]
 
 

@@ -18,7 +18,7 @@ import psycopg
 
 from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
-from tests.processes.nursery import Child, Nursery
+from tests.processes.prefork import Child, Prefork
 from tests.processes.server import PATIENT
 from tests.provider import RemoteProvider, ScriptedProvider
 from tests.services import PostgreSQL, Redis, throw_away
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 300
 class Slot:
     """One place for a process of ours, in which there is always one, or soon will be."""
 
-    def __init__(self, name: str, command: list[str], nursery: Nursery, logs: Path) -> None:
+    def __init__(self, name: str, command: list[str], prefork: Prefork, logs: Path) -> None:
         self.name = name
         self.address = ""
         self._process: Child | None = None
@@ -41,7 +41,7 @@ class Slot:
         self.unasked: list[str] = []  # ends that nobody asked for, in words
         self.leaves: list[tuple[int, float]] = []  # (exit code, seconds) of those that were told to leave
         self._command = command
-        self._nursery = nursery
+        self._prefork = prefork
         self._logs = logs
         self._generation = 0
         self._asked = False
@@ -103,7 +103,7 @@ class Slot:
         log, told = self._logs / f"{self.title}.log", self._logs / f"{self.title}.out"
         environment = {"PGAPPNAME": self.title}
         told.touch()  # the child may be slow to open it
-        self._process = await self._nursery.bear(self._command, environment, told, log)
+        self._process = await self._prefork.spawn(self._command, environment, told, log)
         ending = asyncio.create_task(self.process.wait())
         try:
             while not ending.done() and not self.ready.is_set():
@@ -125,13 +125,13 @@ class Deployment:
     """All of it. ``logs`` has a file for each process that there was."""
 
     def __init__(
-        self, postgresql: PostgreSQL, redis: Redis, nursery: Nursery, logs: Path, webs: int, workers: int
+        self, postgresql: PostgreSQL, redis: Redis, prefork: Prefork, logs: Path, webs: int, workers: int
     ) -> None:
         self.postgresql = postgresql
         self.redis = redis
         self.logs = logs
-        self.webs = [Slot(f"web{n + 1}", ["serve", "--port", "0"], nursery, logs) for n in range(webs)]
-        self.workers = [Slot(f"worker{n + 1}", ["work"], nursery, logs) for n in range(workers)]
+        self.webs = [Slot(f"web{n + 1}", ["serve", "--port", "0"], prefork, logs) for n in range(webs)]
+        self.workers = [Slot(f"worker{n + 1}", ["work"], prefork, logs) for n in range(workers)]
         self.tokens: list[str] = []  # of the accounts
         self.seen: dict[str, int] = {}  # process id of each worker that signed on, by its id
 
@@ -206,8 +206,8 @@ async def deployment(
             **(settings or {}),
         }
         await _run("manage.py", "migrate", environment=environment)
-        nursery = await opened.enter_async_context(Nursery(environment))
-        cluster = Deployment(postgresql, redis, nursery, logs, webs, workers)
+        prefork = await opened.enter_async_context(Prefork(environment))
+        cluster = Deployment(postgresql, redis, prefork, logs, webs, workers)
         for slot in cluster.slots:
             opened.push_async_callback(slot.close)
         await cluster.ready()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from runs import process
+from runs import this_process
 from runs.foundation.database import in_thread
 from runs.models import Worker
 from runs.worker.supervisor import Supervisor
@@ -30,9 +30,9 @@ class Servers:
         What it executed goes on until here and no further; only a thread that blocks lives on, but to no
         effect. Its worker's row says that its process is gone.
         """
-        supervisor = process.current
+        supervisor = this_process.engine
         assert isinstance(supervisor, Supervisor)
-        process.current = None
+        this_process.engine = None
         executions = list(supervisor.executions.values())
         writing = supervisor.writer
         await _end(*supervisor._regular, *writing.tasks)
@@ -53,8 +53,8 @@ class Servers:
 
     async def leave(self, seconds: float = 5.0) -> None:
         """As on SIGTERM."""
-        assert process.current is not None
-        await process.current.leave(seconds)
+        assert this_process.engine is not None
+        await this_process.engine.leave(seconds)
 
 
 def lose_process(supervisor: Supervisor) -> None:
@@ -76,5 +76,5 @@ async def servers_of_a_test() -> AsyncIterator[Servers]:
     try:
         yield servers
     finally:
-        if process.current is not None:
+        if this_process.engine is not None:
             await servers.leave()

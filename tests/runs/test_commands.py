@@ -57,8 +57,8 @@ def test_a_lost_worker_that_had_many_runs_is_taken_off_the_list_by_and_by(alice,
     queue.claim(run.session_id, worker.id)
     session = Session.objects.create(owner=alice, agent="assistant")
     ended = {"status": "completed", "finished_at": timezone.now(), "worker": worker}
-    for line in range(5):
-        Run.objects.create(session=session, agent="assistant", line=line, position=line + 1, **ended)
+    for place in range(5):
+        Run.objects.create(session=session, agent="assistant", queue_place=place, position=place + 1, **ended)
     Worker.objects.update(pid=NO_PROCESS)
 
     assert said("reconcile_runs").startswith("workers lost: 0, runs interrupted: 1, ")

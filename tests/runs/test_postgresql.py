@@ -29,7 +29,7 @@ from runs.states import TERMINAL
 from runs.worker import graph_input
 from runs.worker.engine import Engine
 from tests.fakes import Hold, Round, call, numbered, say, spelled
-from tests.runs.stage import open_stage
+from tests.runs.harness import open_harness
 from tests.runs.waiting import event, log_of, terminal, until
 
 pytestmark = pytest.mark.services("about the connections and locks of PostgreSQL")
@@ -106,8 +106,8 @@ def server(transactional_db, alice):
 
 
 @pytest.fixture
-async def stage(server, engine, alice, serve, tmp_path):
-    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+async def harness(server, engine, alice, serve, tmp_path):
+    async with open_harness(alice, serve, tmp_path / "marks") as opened:
         yield opened
 
 
@@ -115,19 +115,19 @@ def pool_of_django():
     return connection.pool
 
 
-def pool_of_checkpoints(stage):
-    return stage.engine.checkpoints._storage._pool
+def pool_of_checkpoints(harness):
+    return harness.engine.checkpoints._storage._pool
 
 
-def given_up(stage):
+def given_up(harness):
     """How often nobody could be given a connection for the checkpoints."""
-    return pool_of_checkpoints(stage).get_stats().get("requests_errors", 0)
+    return pool_of_checkpoints(harness).get_stats().get("requests_errors", 0)
 
 
 @contextmanager
-def impatient(stage):
+def impatient(harness):
     """Checkpoints are given up on soon; also by what only has to wait for a busy machine."""
-    pool = pool_of_checkpoints(stage)
+    pool = pool_of_checkpoints(harness)
     usual, pool.timeout = pool.timeout, 0.3
     try:
         yield
@@ -135,7 +135,7 @@ def impatient(stage):
         pool.timeout = usual
 
 
-async def test_whoever_waits_for_a_lock_or_sits_on_one_is_ended(stage):
+async def test_whoever_waits_for_a_lock_or_sits_on_one_is_ended(harness):
     async def limits(ask):
         return [await ask(f"SHOW {name}") for name in ("lock_timeout", "idle_in_transaction_session_timeout")]
 
@@ -145,14 +145,14 @@ async def test_whoever_waits_for_a_lock_or_sits_on_one_is_ended(stage):
             return cursor.fetchone()[0]
 
     async def saver(query):
-        async with pool_of_checkpoints(stage).connection() as one:
+        async with pool_of_checkpoints(harness).connection() as one:
             return (await (await one.execute(query)).fetchone()).popitem()[1]
 
     assert await limits(lambda query: in_thread(django, query)) == ["15s", "10s"]
     assert await limits(saver) == ["15s", "10s"]
 
 
-async def test_after_a_burst_every_connection_is_back(stage, server):
+async def test_after_a_burst_every_connection_is_back(harness, server):
     most = 0
 
     async def count():
@@ -162,14 +162,14 @@ async def test_after_a_burst_every_connection_is_back(stage, server):
             await asyncio.sleep(0.02)
 
     async def turn(number):
-        session = (await in_thread(operations.create_session, stage.owner))["id"]
-        started = await in_thread(operations.start_turn, stage.owner, session, f"turn {number}")
+        session = (await in_thread(operations.create_session, harness.owner))["id"]
+        started = await in_thread(operations.start_turn, harness.owner, session, f"turn {number}")
         await asyncio.sleep(random.uniform(0, 0.5))
-        await operations.history(stage.owner, session)
+        await operations.history(harness.owner, session)
         if number % 3 == 0:
-            await in_thread(operations.cancel_run, stage.owner, started["id"])
+            await in_thread(operations.cancel_run, harness.owner, started["id"])
 
-    stage.script.add(*(Round(numbered(20, delay=0.01)) for _ in range(40)))
+    harness.script.add(*(Round(numbered(20, delay=0.01)) for _ in range(40)))
     counting = asyncio.create_task(count())
     await asyncio.gather(*(turn(number) for number in range(40)))
     await until(lambda: Run.objects.filter(status__in=TERMINAL).count() == 40, 30, "the end of all turns")
@@ -177,7 +177,7 @@ async def test_after_a_burst_every_connection_is_back(stage, server):
 
     bound = pool_of_django().max_size + checkpoints.POOL_SIZE
     assert 2 < most <= bound
-    for pool in (pool_of_django(), pool_of_checkpoints(stage)):
+    for pool in (pool_of_django(), pool_of_checkpoints(harness)):
         await until(lambda pool=pool: _is_whole(pool), what="the return of every connection")
     assert server.sessions("%in transaction%") == 0
 
@@ -187,32 +187,32 @@ def _is_whole(pool):
     return stats["pool_available"] == stats["pool_size"] and not stats.get("requests_waiting")
 
 
-async def test_connections_that_died_between_two_turns_are_not_noticed(stage, server):
-    stage.script.add(say("one"), say("two"))
-    assert (await terminal(await stage.start("first"))).status == "completed"
+async def test_connections_that_died_between_two_turns_are_not_noticed(harness, server):
+    harness.script.add(say("one"), say("two"))
+    assert (await terminal(await harness.start("first"))).status == "completed"
 
     assert server.end_sessions() >= 2
 
-    assert (await terminal(await stage.start("second"))).status == "completed"
-    assert [message["text"] for message in await stage.history()] == ["first", "one", "second", "two"]
+    assert (await terminal(await harness.start("second"))).status == "completed"
+    assert [message["text"] for message in await harness.history()] == ["first", "one", "second", "two"]
 
 
-async def test_connections_that_die_during_a_tool_cost_no_turn(stage, server):
-    stage.script.add(call("slow_sync", seconds=1), say("done"))
-    run_id = await stage.start()
-    await stage.marks.seen("slow_sync started")
+async def test_connections_that_die_during_a_tool_cost_no_turn(harness, server):
+    harness.script.add(call("slow_sync", seconds=1), say("done"))
+    run_id = await harness.start()
+    await harness.marks.seen("slow_sync started")
 
     assert server.end_sessions() >= 2
 
     assert (await terminal(run_id)).status == "completed"
-    await stage.assert_sendable()
-    await stage.assert_next_completes()
+    await harness.assert_sendable()
+    await harness.assert_next_completes()
 
 
-async def test_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, server):
-    stage.script.add(Round(numbered(20), Hold("middle"), numbered(20)), say("end"))
-    run_id = await stage.start()
-    gate = stage.script.gate("middle")
+async def test_a_turn_waits_for_a_database_that_is_away_for_a_moment(harness, server):
+    harness.script.add(Round(numbered(20), Hold("middle"), numbered(20)), say("end"))
+    run_id = await harness.start()
+    gate = harness.script.gate("middle")
     await gate.reached()
     await event(run_id, "message.delta")
 
@@ -223,15 +223,15 @@ async def test_a_turn_waits_for_a_database_that_is_away_for_a_moment(stage, serv
     ended = await terminal(run_id, 20)
     assert ended.status == "completed", ended.error_message
     assert [one.seq for one in await log_of(run_id)] == list(range(1, ended.last_seq + 1))
-    await stage.assert_sendable()
-    await stage.assert_next_completes()
+    await harness.assert_sendable()
+    await harness.assert_next_completes()
 
 
 async def test_after_an_outage_silence_proves_nothing_before_all_had_their_time_again(
-    stage, settings, monkeypatch
+    harness, settings, monkeypatch
 ):
     """While the database is away nobody can beat; whoever looks first must not take all others for dead."""
-    engine, before = stage.engine, timezone.now() - timedelta(minutes=59)
+    engine, before = harness.engine, timezone.now() - timedelta(minutes=59)
     named = {"host": "elsewhere", "boot": "b", "pid": 1, "pid_started": "1", "version": "1"}
     silent = await in_thread(lambda: Worker.objects.create(**named, heartbeat_at=before))
     ticks = [0.0]
@@ -259,16 +259,16 @@ async def test_after_an_outage_silence_proves_nothing_before_all_had_their_time_
     assert not await is_on_the_list()
 
 
-async def test_a_database_that_takes_no_writes_shows_nobodys_silence(stage, server, monkeypatch):
+async def test_a_database_that_takes_no_writes_shows_nobodys_silence(harness, server, monkeypatch):
     """After a failover it may answer and take no heartbeats. A web process has no row that tells it so."""
     watch = liveness.Watch()
-    monkeypatch.setattr(stage.engine, "watch", watch)
+    monkeypatch.setattr(harness.engine, "watch", watch)
     monkeypatch.setattr(watch, "beat", beaten := Mock())
     with server.reading_only(), pytest.raises(DatabaseError, match="read-only"):
-        await Engine.beat(stage.engine)
+        await Engine.beat(harness.engine)
     assert not beaten.called
 
-    await Engine.beat(stage.engine)
+    await Engine.beat(harness.engine)
     assert beaten.called
 
 
@@ -285,35 +285,37 @@ async def test_a_queue_that_loses_its_connection_says_it_as_the_database_does(se
         await in_thread(defer)
 
 
-async def test_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(stage, server):
-    stage.script.add(call("mark", x="1"), Round(numbered(5), Hold("middle")), say("never"))
-    run_id = await stage.start()
-    gate = stage.script.gate("middle")
+async def test_a_turn_ends_with_a_reason_when_the_database_is_away_for_long(harness, server):
+    harness.script.add(call("mark", x="1"), Round(numbered(5), Hold("middle")), say("never"))
+    run_id = await harness.start()
+    gate = harness.script.gate("middle")
     await gate.reached()
 
-    with impatient(stage):
+    with impatient(harness):
         with server.away():
             gate.open()
             with pytest.raises(OperationalError):
-                await in_thread(operations.start_turn, stage.owner, stage.session, "while it is away")
-            await until(lambda: given_up(stage), 20, "the checkpoints' giving up")
+                await in_thread(operations.start_turn, harness.owner, harness.session, "while it is away")
+            await until(lambda: given_up(harness), 20, "the checkpoints' giving up")
         ended = await terminal(run_id, 30)
 
     assert ended.status == "failed"
     assert ended.error_message.startswith("The database did not answer")
-    await stage.assert_next_completes()
-    texts = [message["text"] for message in await stage.history()]
+    await harness.assert_next_completes()
+    texts = [message["text"] for message in await harness.history()]
     assert texts[0] == "go"
     assert "while it is away" not in texts
 
 
-async def test_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_away(stage, server, monkeypatch):
-    gate = stage.script.gate("first")
-    stage.script.add(Round(numbered(3), Hold("first")), say("third"))
-    first = await stage.start("first")
+async def test_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_away(
+    harness, server, monkeypatch
+):
+    gate = harness.script.gate("first")
+    harness.script.add(Round(numbered(3), Hold("first")), say("third"))
+    first = await harness.start("first")
     await gate.reached()
-    second = await stage.start("second", multitask="enqueue")
-    await stage.cancel(second)  # ends in the queue: the next turn brings it into the history
+    second = await harness.start("second", multitask="enqueue")
+    await harness.cancel(second)  # ends in the queue: the next turn brings it into the history
     repair, tries, asked_for = graph_input.repair, [], asyncio.Event()
 
     async def repair_while_it_is_away(*args, **options):
@@ -321,70 +323,70 @@ async def test_a_turn_waits_with_the_repair_of_others_for_a_database_that_is_awa
         if len(tries) > 1:
             return await repair(*args, **options)
         await asked_for.wait()
-        with impatient(stage), server.away():
+        with impatient(harness), server.away():
             return await repair(*args, **options)
 
     monkeypatch.setattr(graph_input, "repair", repair_while_it_is_away)
     gate.open()
     assert (await terminal(first)).status == "completed"
 
-    third = await stage.start("third")
+    third = await harness.start("third")
     asked_for.set()
     await until(lambda: len(tries) > 1)
     third = await terminal(third, 20)
 
     assert third.status == "completed", third.error_message
     assert len(tries) > 1
-    texts = [message["text"] for message in await stage.history()]
+    texts = [message["text"] for message in await harness.history()]
     assert [texts[0], texts[2], texts[-1]] == ["first", "second", "third"]
-    await stage.assert_sendable()
+    await harness.assert_sendable()
 
 
 @pytest.mark.parametrize("table", ["runs_session", "runs_run"])
-async def test_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(stage, server, table):
-    stage.script.add(call("mark", x="1"), Round(numbered(20), Hold("middle"), numbered(20)))
-    run_id = await stage.start()
-    gate = stage.script.gate("middle")
+async def test_a_lock_that_somebody_holds_delays_a_turn_and_loses_nothing(harness, server, table):
+    harness.script.add(call("mark", x="1"), Round(numbered(20), Hold("middle"), numbered(20)))
+    run_id = await harness.start()
+    gate = harness.script.gate("middle")
     await gate.reached()
     await event(run_id, "message.delta")
 
-    with server.holding(table, run_id if table == "runs_run" else stage.session):
+    with server.holding(table, run_id if table == "runs_run" else harness.session):
         gate.open()
-        await stage.ledger.ended(2)
+        await harness.ledger.ended(2)
         await asyncio.sleep(1)
-        assert (await stage.run(run_id)).status == "running"
+        assert (await harness.run(run_id)).status == "running"
 
     ended = await terminal(run_id)
     assert ended.status == "completed", ended.error_message
     words = " ".join(f"w{number}" for number in range(1, 21))
-    assert (await stage.history())[-1]["text"].startswith(words)
-    await stage.assert_next_completes()
+    assert (await harness.history())[-1]["text"].startswith(words)
+    await harness.assert_next_completes()
 
 
-async def test_a_tool_that_a_model_calls_by_an_endless_name_costs_no_turn(stage):
-    stage.script.add(Round(spelled("mark" * 60, {"x": "1"})), say("Done."))
-    ended = await terminal(await stage.start())
+async def test_a_tool_that_a_model_calls_by_an_endless_name_costs_no_turn(harness):
+    harness.script.add(Round(spelled("mark" * 60, {"x": "1"})), say("Done."))
+    ended = await terminal(await harness.start())
 
     assert ended.status == "completed", ended.error_message
-    (asked,) = (await stage.history())[1]["tool_calls"]
+    (asked,) = (await harness.history())[1]["tool_calls"]
     logged = [one.data for one in await log_of(ended.id) if one.type == "message.completed"]
     assert asked["name"] == logged[0]["tool_calls"][0]["name"]
     assert asked["status"] == "failed"
-    await stage.assert_sendable()
+    await harness.assert_sendable()
 
 
 @pytest.mark.parametrize("call_id", ["call_" + "x" * 300, "".join(map(str, range(3000)))])
 @pytest.mark.parametrize("seconds", [0, 2], ids=["at once", "a while"])
-async def test_a_tool_call_with_an_id_of_any_length_costs_no_turn(stage, call_id, seconds):
-    stage.script.add(Round(spelled("slow_async", {"seconds": seconds}, id=call_id)), say("Done."))
-    ended = await terminal(await stage.start())
+async def test_a_tool_call_with_an_id_of_any_length_costs_no_turn(harness, call_id, seconds):
+    harness.script.add(Round(spelled("slow_async", {"seconds": seconds}, id=call_id)), say("Done."))
+    ended = await terminal(await harness.start())
 
     assert ended.status == "completed", ended.error_message
-    (shown,) = (await stage.history())[1]["tool_calls"]
+    (shown,) = (await harness.history())[1]["tool_calls"]
     assert (shown["id"], shown["status"]) == (call_id, "completed")
     told = {one.data["tool_call"] for one in await log_of(ended.id) if one.type.startswith("tool.")}
     assert told == {call_id}
-    await stage.assert_next_completes()
+    await harness.assert_next_completes()
 
 
 @pytest.mark.parametrize("are_there", [False, True], ids=["first totals", "further totals"])
@@ -400,7 +402,7 @@ async def test_sessions_that_are_deleted_at_once_add_to_the_same_totals_one_afte
             Run.objects.create(
                 session=session,
                 agent="assistant",
-                line=number,
+                queue_place=number,
                 position=number,
                 status=status,
                 message_id=str(number),

@@ -4,8 +4,8 @@
 are tried, ``STATEFUL_STEPS`` (40) how long each is, and ``STATEFUL_SEED`` repeats one that was printed;
 "random" takes a new one.
 
-Then the guards of the engine are broken on purpose, one at a time (``guards``), and the machine has to notice
-each. The first of each invariant is tried by default, with ``STATEFUL_MUTATIONS=all`` all are.
+Then the guards of the engine are broken on purpose, one at a time (``mutations``), and the machine has to
+notice each. The first of each invariant is tried by default, with ``STATEFUL_MUTATIONS=all`` all are.
 
 ``make lives`` looks for more with both.
 """
@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.conftest import ON_SERVICES
-from tests.runs.guards import BREAKS, GUARDS, break_guard, machine_for
-from tests.runs.lives import Lives
 from tests.runs.memory.writes import Writes
+from tests.runs.mutations import BREAKS, GUARDS, break_guard, machine_for
+from tests.runs.session_machine import SessionMachine
 
 EXAMPLES = int(os.environ.get("STATEFUL_EXAMPLES", "2" if ON_SERVICES else "6"))
 STEPS = int(os.environ.get("STATEFUL_STEPS", "40"))
@@ -57,7 +57,7 @@ def live_again_and_again(machine):
 @pytest.mark.timeout(3600)
 def test_whatever_happens_to_runs_every_invariant_holds():
     print(f"STATEFUL_SEED={SEED}")
-    live(Lives, EXAMPLES, SEED)
+    live(SessionMachine, EXAMPLES, SEED)
 
 
 def test_whatever_happens_to_executions_their_checkpoints_are_whole_and_fenced():

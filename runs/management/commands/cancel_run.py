@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from runs.errors import NotFound
 from runs.foundation.limits import REASON_LIMIT
-from runs.lifecycle import cancelling
+from runs.lifecycle import cancel_requests
 from runs.models import Run
 from runs.states import CancelOutcome, CancelSource
 
@@ -25,7 +25,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, run: UUID, reason: str, **options: Any) -> str:
         try:
-            cancellation = cancelling.request_cancel(
+            cancellation = cancel_requests.request_cancel(
                 run, source=CancelSource.OPERATOR, reason=reason[:REASON_LIMIT], requested_by=None
             )
         except NotFound:

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connection
 
-from runs import process
+from runs import this_process
 from runs.memory.checkpoints.fence import run_shielded
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class Checkpoints:
 @asynccontextmanager
 async def process_checkpoints() -> AsyncIterator[Checkpoints]:
     """The checkpoints of this process. A command, which has none, opens and closes them here."""
-    if process.current is not None:
-        yield process.current.checkpoints
+    if this_process.engine is not None:
+        yield this_process.engine.checkpoints
         return
     opened = await Checkpoints.open()
     try:

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from runs.lifecycle import cancelling, liveness
+from runs.lifecycle import cancel_requests, liveness
 from runs.models import AuditEntry, Cancellation, Run, Session, Worker
 from runs.states import CancelOutcome, CancelSource, Resolution, RunStatus
 from tests.chat.api.programs import a_run, error_of, open_session
@@ -79,7 +79,7 @@ def test_reconcile_ends_a_run_whose_worker_nobody_knows_any_more(alice, as_olivi
 def test_reconcile_cancels_the_run_of_a_dead_worker_once_a_cancel_was_accepted(alice, as_olivia):
     worker = a_worker()
     run = a_running_run(alice, worker)
-    accepted = cancelling.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
+    accepted = cancel_requests.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
     assert accepted.settled_at is None
     Worker.objects.filter(id=worker.id).update(boot="an earlier boot")
     result = reconcile(as_olivia, run)
@@ -97,7 +97,7 @@ def test_reconcile_leaves_the_run_of_a_living_worker_alone_and_says_so(alice, as
 
 def test_reconcile_settles_a_cancel_that_a_living_worker_did_not_answer(alice, as_olivia):
     run = a_running_run(alice, a_worker())
-    accepted = cancelling.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
+    accepted = cancel_requests.request_cancel(run.id, source=CancelSource.USER, reason="", requested_by=alice)
     assert reconcile(as_olivia, run)["changed"] is False  # it has time left
     overdue = timezone.now() - timedelta(seconds=settings.RUNS_CANCEL_TIMEOUT + 1)
     Cancellation.objects.filter(id=accepted.id).update(accepted_at=overdue)

@@ -8,7 +8,7 @@ from django.db import OperationalError
 from chat.access import open_connections, run_connections, tokens
 from chat.access.logins import Login
 from chat.api import streams
-from runs import operations, process
+from runs import operations, this_process
 from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run
 from runs.states import RunStatus
@@ -27,7 +27,9 @@ async def ended(run: str, status: str) -> None:
 
 
 def all_let_go() -> bool:
-    return open_connections.count()[open_connections.Kind.STREAM] == 0 and process.current.hub.followers == 0
+    return (
+        open_connections.count()[open_connections.Kind.STREAM] == 0 and this_process.engine.hub.followers == 0
+    )
 
 
 class TestReading:

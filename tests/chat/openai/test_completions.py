@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from chat.access import open_connections
-from runs import operations, process
+from runs import operations, this_process
 from runs.foundation.database import in_thread
 from runs.models import Cancellation, Run, Session
 from runs.states import RunStatus
@@ -33,7 +33,9 @@ async def ended(run: str, status: str) -> None:
 
 
 def all_let_go() -> bool:
-    return open_connections.count()[open_connections.Kind.STREAM] == 0 and process.current.hub.followers == 0
+    return (
+        open_connections.count()[open_connections.Kind.STREAM] == 0 and this_process.engine.hub.followers == 0
+    )
 
 
 class TestWhole:

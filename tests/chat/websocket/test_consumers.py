@@ -14,7 +14,7 @@ from django.db import OperationalError
 
 from chat.access import logins, open_connections, tokens
 from chat.websocket import base_consumer, frames, routing
-from runs import operations, process
+from runs import operations, this_process
 from runs.foundation.database import in_thread
 from runs.live import follow
 from runs.live.follow import Event, SessionChanged, SummaryChanged
@@ -385,7 +385,7 @@ class TestTurns:
                 )
             for _ in range(10):
                 await client.until("response")
-        runs = [run async for run in Run.objects.order_by("line")]
+        runs = [run async for run in Run.objects.order_by("queue_place")]
         assert [run.input for run in runs] == [str(number) for number in range(10)]
 
     async def test_a_refusal_of_the_engine_comes_as_an_error_frame(self, engine, model, held, alice, session):
@@ -561,9 +561,9 @@ class TestEnds:
             await asyncio.wait(vanished, timeout=PATIENT)
             assert all(task.done() and task.exception() is None for task in vanished)
             assert open_connections.count()[open_connections.Kind.SOCKET] == 1
-            assert process.current.hub.followers == 1
+            assert this_process.engine.hub.followers == 1
             await eventually(lambda: tasks() <= with_good)
-        await eventually(lambda: process.current.hub.followers == 0)
+        await eventually(lambda: this_process.engine.hub.followers == 0)
         await eventually(lambda: tasks() <= before | {"watch logins"})
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -578,7 +578,7 @@ class TestEnds:
             await client.say("turn.start", request_id=UNKNOWN, input="x")
             assert await client.closed() == 1011
         assert open_connections.count()[open_connections.Kind.SOCKET] == 0
-        await eventually(lambda: process.current.hub.followers == 0)
+        await eventually(lambda: this_process.engine.hub.followers == 0)
         assert len([record for record in caplog.records if record.levelno >= logging.ERROR]) == 1
 
     @pytest.mark.parametrize("where", ["following", "a command", "the end of a cancel"])
@@ -592,7 +592,7 @@ class TestEnds:
             caplog.clear()
             if where == "following":
                 monkeypatch.setattr(follow, "_read_session", unavailable)
-                next(iter(process.current.hub._sessions[UUID(session)])).suspect_loss()
+                next(iter(this_process.engine.hub._sessions[UUID(session)])).suspect_loss()
             elif where == "a command":
                 monkeypatch.setattr(operations, "cancel_session", unavailable)
                 await client.say("agent.cancel", session_id=session)
@@ -601,7 +601,7 @@ class TestEnds:
                 await client.say("agent.cancel", session_id=session)
             assert await client.closed() == 1013
         assert open_connections.count()[open_connections.Kind.SOCKET] == 0
-        await eventually(lambda: process.current.hub.followers == 0)
+        await eventually(lambda: this_process.engine.hub.followers == 0)
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
     async def test_a_socket_that_the_server_kills_cleans_up(self, engine, alice, session):
@@ -611,7 +611,7 @@ class TestEnds:
         client.future.cancel()
         await asyncio.wait([client.future])
         assert open_connections.count()[open_connections.Kind.SOCKET] == 0
-        await eventually(lambda: process.current.hub.followers == 0)
+        await eventually(lambda: this_process.engine.hub.followers == 0)
 
     async def test_a_deleted_session_is_said_to_be_gone(self, engine, model, alice, session):
         async with socket(alice, session) as client, socket(alice) as overview:

@@ -12,7 +12,7 @@ from runs.foundation.sql import Parameter, Statement
 from runs.models import Run, Session
 from runs.wire import representations
 
-_UNLIKE = ("id", "line", "created_at", "last_event_at")
+_UNLIKE = ("id", "queue_place", "created_at", "last_event_at")
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_instances_are_those_of_the_orm(sessions):
 
 
 def test_a_run_is_written_if_its_row_is_as_expected(sessions):
-    run = Run.objects.create(session=sessions[0], line=1, message_id="m", input="hi")
+    run = Run.objects.create(session=sessions[0], queue_place=1, message_id="m", input="hi")
     [found] = Statement(lambda key: Run.objects.filter(id=key))(run.id)
     found.input = "changed"
     for expected in ({"status": "running"}, {"status": "queued", "claim": 1}, {"input": None}):
@@ -50,14 +50,14 @@ def test_a_run_is_written_if_its_row_is_as_expected(sessions):
 
 
 def test_what_is_inserted_is_what_save_would_have_made(sessions, alice):
-    def made(line):
+    def made(place):
         values = {
             "input": "hé",
             "stream_modes": ["updates"],
             "answers": {"q": [1, None]},
             "requested_by": alice,
         }
-        return Run(session=sessions[0], line=line, message_id="m", **values)
+        return Run(session=sessions[0], queue_place=place, message_id="m", **values)
 
     inserted, saved = made(1), made(2)
     with CaptureQueriesContext(connection) as queries:
@@ -109,9 +109,9 @@ def test_values_keep_their_places_among_each_other_and_among_constants(sessions,
     "title", ["running", "", "1", "it's", "50 %s", "100%%", "'; --", "gr\u00fcn", "two words"]
 )
 def test_a_constant_is_what_it_says(sessions, title):
-    Session.objects.filter(id=sessions[3].id).update(title=title, last_line=7)
+    Session.objects.filter(id=sessions[3].id).update(title=title, last_queue_place=7)
     statement = Statement(
-        lambda key: Session.objects.filter(id=key, title=title, last_line=7, last_position__gt=-1)
+        lambda key: Session.objects.filter(id=key, title=title, last_queue_place=7, last_position__gt=-1)
     )
     assert statement(sessions[3].id) == [sessions[3]]
     assert statement(sessions[2].id) == []
@@ -127,7 +127,7 @@ def test_a_status_is_no_parameter_since_sqlite_would_plan_the_statement_anew_eac
 
 
 def test_annotations_come_with_the_instances(sessions):
-    Run.objects.create(session=sessions[2], line=1, message_id="m", input="hi")
+    Run.objects.create(session=sessions[2], queue_place=1, message_id="m", input="hi")
     statement = Statement(lambda keys: representations.with_status(Session.objects.filter(id__in=keys)))
     keys = [one.id for one in sessions]
     expected = {one.id: one for one in representations.with_status(Session.objects.filter(id__in=keys))}

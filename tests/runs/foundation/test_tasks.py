@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from django.db import OperationalError
 
-from runs import process
+from runs import this_process
 from runs.foundation import tasks
 from runs.lifecycle import dispatch, jobs
 from runs.recovery import sweep
@@ -65,4 +65,4 @@ async def test_a_worker_that_cannot_begin_does_not_hang_in_its_queue(transaction
     with pytest.raises(OperationalError):
         await asyncio.wait_for(Supervisor.start(), 20)
 
-    assert process.current is None
+    assert this_process.engine is None

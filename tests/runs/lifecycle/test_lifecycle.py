@@ -14,7 +14,7 @@ from django.utils import timezone
 from runs import operations, statements
 from runs.errors import IdempotencyConflict, NotInterrupted, NotWaiting, RunActive
 from runs.foundation.values import lookup_key
-from runs.lifecycle import admission, cancelling, endings, liveness, locks, questions, queue, titles
+from runs.lifecycle import admission, cancel_requests, endings, liveness, locks, questions, queue, titles
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.live import notices
@@ -73,7 +73,7 @@ def test_enqueue_keeps_the_order_of_arrival(alice, session, worker):
         assert claimed.id == expected.id
         assert queue.claim(session.id, worker.id) is None
         assert endings.finish(claimed.id, claimed.claim, RunStatus.COMPLETED) is Outcome.DONE
-    assert [run.position for run in Run.objects.order_by("line")] == [1, 2, 3]
+    assert [run.position for run in Run.objects.order_by("queue_place")] == [1, 2, 3]
 
 
 def test_interrupt_supersedes_what_is_active_and_spares_the_new_turn(alice, session, worker):
@@ -385,10 +385,10 @@ def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, e
     if end == "interrupted":
         endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "cancelled":
-        cancelling.request_cancel(run.id, **by)
+        cancel_requests.request_cancel(run.id, **by)
         endings.interrupt(run.id, worker.id, InterruptReason.WORKER_LOST)
     elif end == "forced":
-        cancelling.force_cancel(run.id, **by)
+        cancel_requests.force_cancel(run.id, **by)
     else:
         endings.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
 
@@ -422,7 +422,7 @@ def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice,
         locked.write()
         events.record(locked, log, now)
 
-    cancelling.force_cancel(run.id, source="user", reason="", requested_by=alice)
+    cancel_requests.force_cancel(run.id, source="user", reason="", requested_by=alice)
 
     log = RunEvent.objects.filter(run=run, type__in=("tool.completed", "tool.cancelled"))
     assert [(event.type, event.data["tool_call"]) for event in log.order_by("seq")] == [

@@ -14,8 +14,8 @@ import runs
 from runs.errors import NotInterrupted, NotWaiting
 from runs.lifecycle import (
     admission,
-    cancellation,
-    cancelling,
+    cancel_operations,
+    cancel_requests,
     endings,
     locks,
     questions,
@@ -65,7 +65,7 @@ def without_lock(monkeypatch):
                 if session.has_changed:
                     notices.touch(session)
 
-        for user in (endings, questions, cancelling):
+        for user in (endings, questions, cancel_requests):
             monkeypatch.setattr(user, "locked_run", locked_run)
 
     return patch
@@ -90,11 +90,11 @@ def lose(run, actor):
 
 
 def cancel(run, actor):
-    return cancelling.request_cancel(run.id, source="user", reason="", requested_by=actor)
+    return cancel_requests.request_cancel(run.id, source="user", reason="", requested_by=actor)
 
 
 def force_cancel(run, actor):
-    return cancelling.force_cancel(run.id, source="user", reason="", requested_by=actor)
+    return cancel_requests.force_cancel(run.id, source="user", reason="", requested_by=actor)
 
 
 ENDINGS = {
@@ -202,9 +202,9 @@ def test_a_cancel_is_settled_once(alice, run, monkeypatch):
     finish(RunStatus.CANCELLED)(run, alice)
     before = rows()
 
-    monkeypatch.setattr(cancellation, "unsettled", lambda session: earlier)
+    monkeypatch.setattr(cancel_operations, "unsettled", lambda session: earlier)
 
-    assert not cancelling.time_out_cancellation(earlier.id)
+    assert not cancel_requests.time_out_cancellation(earlier.id)
     assert rows() == before
 
 

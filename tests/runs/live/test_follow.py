@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from channels.layers import get_channel_layer
 
-from runs import operations, process
+from runs import operations, this_process
 from runs.errors import NotFound
 from runs.foundation.database import in_thread
 from runs.lifecycle import titles
@@ -17,29 +17,29 @@ from runs.live.follow import Event, SessionChanged, SessionDeleted
 from runs.states import TitleSource
 from runs.wire import representations
 from tests.fakes import Hold, Round, call, numbered, say
+from tests.runs.harness import open_harness
 from tests.runs.remote_followers import remote_followers
-from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal, until
 
 
 @pytest.fixture
-async def stage(engine, alice, serve, tmp_path):
-    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+async def harness(engine, alice, serve, tmp_path):
+    async with open_harness(alice, serve, tmp_path / "marks") as opened:
         yield opened
 
 
 class Following:
     """Collects all events of a session from now on, until so many runs have ended."""
 
-    def __init__(self, stage, runs=1):
-        self._stage = stage
+    def __init__(self, harness, runs=1):
+        self._harness = harness
         self._runs = runs
         self._ready = asyncio.Event()
         self._task = asyncio.create_task(self._collect())
 
     async def _collect(self):
         seen, left = [], self._runs
-        async with aclosing(operations.follow_session(self._stage.owner, self._stage.session)) as items:
+        async with aclosing(operations.follow_session(self._harness.owner, self._harness.session)) as items:
             async for item in items:
                 if isinstance(item, Event):
                     seen.append((item.run, item.seq))
@@ -59,33 +59,33 @@ class Following:
             return await self._task
 
 
-async def follow(stage, count=1, **options):
+async def follow(harness, count=1, **options):
     """So many followers that have begun."""
-    return [await one.begun() for one in [Following(stage, **options) for _ in range(count)]]
+    return [await one.begun() for one in [Following(harness, **options) for _ in range(count)]]
 
 
 async def whole_log(*run_ids):
     return [(str(run_id), event.seq) for run_id in run_ids for event in await log_of(run_id)]
 
 
-async def test_a_follower_gets_every_event_of_every_run_in_order(stage):
-    stage.script.add(call("mark", x="1"), say("one two three"), say("four five"))
-    [following] = await follow(stage, runs=2)
-    first = await stage.start("first")
-    second = await stage.start("second", multitask="enqueue")
+async def test_a_follower_gets_every_event_of_every_run_in_order(harness):
+    harness.script.add(call("mark", x="1"), say("one two three"), say("four five"))
+    [following] = await follow(harness, runs=2)
+    first = await harness.start("first")
+    second = await harness.start("second", multitask="enqueue")
 
     assert await following.all() == await whole_log(first, second)
 
 
-async def test_two_hundred_reconnects_lose_nothing_and_repeat_nothing(stage):
+async def test_two_hundred_reconnects_lose_nothing_and_repeat_nothing(harness):
     # Of tool calls each event stays one, however busy the machine is; pieces of text are merged.
-    stage.script.add(*(call("mark", x=str(n)) for n in range(20)), Round(numbered(100, delay=0.004)))
-    run_id = await stage.start()
+    harness.script.add(*(call("mark", x=str(n)) for n in range(20)), Round(numbered(100, delay=0.004)))
+    run_id = await harness.start()
     seen = []
     reconnects = 0
     while not seen or not seen[-1].terminal:
         cursor = (run_id, seen[-1].seq) if seen else (run_id, 0)
-        async with aclosing(operations.follow_session(stage.owner, stage.session, cursor)) as items:
+        async with aclosing(operations.follow_session(harness.owner, harness.session, cursor)) as items:
             wanted = random.randint(1, 3)
             async for item in items:
                 if isinstance(item, Event):
@@ -99,27 +99,27 @@ async def test_two_hundred_reconnects_lose_nothing_and_repeat_nothing(stage):
     assert reconnects > 20
 
 
-async def test_fifty_followers_each_get_every_event(stage):
-    stage.script.add(Round(numbered(30), Hold("half"), numbered(30)))
-    following = await follow(stage, 50)
-    run_id = await stage.start()
-    await stage.script.gate("half").reached()
-    stage.script.gate("half").open()
+async def test_fifty_followers_each_get_every_event(harness):
+    harness.script.add(Round(numbered(30), Hold("half"), numbered(30)))
+    following = await follow(harness, 50)
+    run_id = await harness.start()
+    await harness.script.gate("half").reached()
+    harness.script.gate("half").open()
 
     expected = await whole_log((await terminal(run_id)).id)
     assert all([await one.all() == expected for one in following])
 
 
-async def test_who_comes_after_the_end_gets_the_backlog_once_and_the_stream_ends(stage):
-    stage.script.add(say("one two three"))
-    run_id = await stage.start()
+async def test_who_comes_after_the_end_gets_the_backlog_once_and_the_stream_ends(harness):
+    harness.script.add(say("one two three"))
+    run_id = await harness.start()
     await terminal(run_id)
 
-    seen = [item async for item in operations.follow_run(stage.owner, run_id)]
+    seen = [item async for item in operations.follow_run(harness.owner, run_id)]
 
     assert [(event.run, event.seq) for event in seen] == await whole_log(run_id)
     assert [event.terminal for event in seen] == [False] * (len(seen) - 1) + [True]
-    assert [item async for item in operations.follow_run(stage.owner, run_id, after=seen[-1].seq)] == []
+    assert [item async for item in operations.follow_run(harness.owner, run_id, after=seen[-1].seq)] == []
 
 
 class Lossy:
@@ -146,35 +146,35 @@ def lossy_layer(request, monkeypatch):
     monkeypatch.setattr("runs.live.bus.get_channel_layer", lambda: layer)
 
 
-async def test_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(lossy_layer, stage, engine):
-    stage.script.add(Round(numbered(60, delay=0.01)), say("second"))
+async def test_with_a_lossy_or_dead_channel_layer_clients_catch_up_by_polling(lossy_layer, harness, engine):
+    harness.script.add(Round(numbered(60, delay=0.01)), say("second"))
     async with remote_followers(engine):
-        following = await follow(stage, 5, runs=2)
-        first = await stage.start("first")
-        second = await stage.start("second", multitask="enqueue")
+        following = await follow(harness, 5, runs=2)
+        first = await harness.start("first")
+        second = await harness.start("second", multitask="enqueue")
 
         expected = await whole_log((await terminal(first)).id, (await terminal(second)).id)
         assert all([await one.all() == expected for one in following])
 
 
-async def test_followers_in_the_engines_process_need_no_channel_layer(stage, engine, monkeypatch):
+async def test_followers_in_the_engines_process_need_no_channel_layer(harness, engine, monkeypatch):
     async def refuse(*_):
         raise ConnectionError("the layer is down")
 
     monkeypatch.setattr(engine.bus._layer, "group_send", refuse)
     monkeypatch.setattr(engine.hub, "poll_step", refuse)
-    stage.script.add(say("one two three"))
-    [following] = await follow(stage)
-    run_id = await stage.start()
+    harness.script.add(say("one two three"))
+    [following] = await follow(harness)
+    run_id = await harness.start()
 
     assert await following.all() == await whole_log(run_id)
 
 
-async def test_a_follower_that_does_not_read_catches_up_from_the_log(stage):
-    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+async def test_a_follower_that_does_not_read_catches_up_from_the_log(harness):
+    async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
         assert isinstance(await anext(items), SessionChanged)
-        stage.script.add(Round(numbered(800)), *[call("mark", x=str(n)) for n in range(20)], say("end"))
-        run_id = await stage.start()
+        harness.script.add(Round(numbered(800)), *[call("mark", x=str(n)) for n in range(20)], say("end"))
+        run_id = await harness.start()
         await terminal(run_id, 30)
         seen = []
         async for item in items:
@@ -188,13 +188,13 @@ async def test_a_follower_that_does_not_read_catches_up_from_the_log(stage):
 EVENTS = {"kind": "events", "run": "", "position": 0, "first": 1, "events": []}
 
 
-async def test_a_follower_that_does_not_read_still_hears_how_its_session_has_changed(stage):
+async def test_a_follower_that_does_not_read_still_hears_how_its_session_has_changed(harness):
     """The log has no word of a new title, and nothing may happen to the session for a long time."""
-    session_id = UUID(stage.session)
-    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+    session_id = UUID(harness.session)
+    async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
         await anext(items)
-        [mailbox] = process.current.hub._sessions[session_id]
-        await in_thread(operations.rename_session, stage.owner, session_id, "Plans")
+        [mailbox] = this_process.engine.hub._sessions[session_id]
+        await in_thread(operations.rename_session, harness.owner, session_id, "Plans")
         await until(lambda: mailbox._messages)
         for _ in range(3 * hub._MAILBOX_LIMIT):
             mailbox.put(EVENTS)
@@ -231,13 +231,13 @@ async def test_a_mailbox_is_bounded_whatever_is_put_into_it():
     assert kept[-1] == {"kind": "deleted", "session": f"{3 * hub._MAILBOX_LIMIT - 1}"}
 
 
-async def test_nothing_is_told_that_is_not_committed(stage):
+async def test_nothing_is_told_that_is_not_committed(harness):
     from runs.models import RunEvent
 
-    stage.script.add(Round(numbered(100, delay=0.002)))
-    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+    harness.script.add(Round(numbered(100, delay=0.002)))
+    async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
         await anext(items)
-        await stage.start()
+        await harness.start()
         async for item in items:
             if isinstance(item, Event):
                 assert await in_thread(RunEvent.objects.filter(run=item.run, seq=item.seq).exists)
@@ -245,27 +245,27 @@ async def test_nothing_is_told_that_is_not_committed(stage):
                     break
 
 
-async def test_a_run_cancelled_in_the_queue_comes_behind_the_one_before_it(stage):
-    stage.script.add(Round(numbered(3), Hold("first"), numbered(3)))
-    [following] = await follow(stage, runs=2)
-    first = await stage.start("first")
-    await stage.script.gate("first").reached()
-    second = await stage.start("second", multitask="enqueue")
-    await stage.cancel(second)
-    stage.script.gate("first").open()
+async def test_a_run_cancelled_in_the_queue_comes_behind_the_one_before_it(harness):
+    harness.script.add(Round(numbered(3), Hold("first"), numbered(3)))
+    [following] = await follow(harness, runs=2)
+    first = await harness.start("first")
+    await harness.script.gate("first").reached()
+    second = await harness.start("second", multitask="enqueue")
+    await harness.cancel(second)
+    harness.script.gate("first").open()
 
     assert await following.all() == await whole_log(first, second)
 
 
-async def test_the_revision_a_follower_sees_never_goes_back(stage):
+async def test_the_revision_a_follower_sees_never_goes_back(harness):
     revisions = []
-    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+    async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
         for n in range(3):
-            stage.script.add(Round(numbered(2), Hold(f"stop {n}"), numbered(2)))
-            run_id = await stage.start()
-            await stage.script.gate(f"stop {n}").reached()
-            await stage.cancelled(run_id)
-            stage.script.clear()
+            harness.script.add(Round(numbered(2), Hold(f"stop {n}"), numbered(2)))
+            run_id = await harness.start()
+            await harness.script.gate(f"stop {n}").reached()
+            await harness.cancelled(run_id)
+            harness.script.clear()
         async for item in items:
             if isinstance(item, SessionChanged):
                 revisions.append(item.session["cancellation_revision"])
@@ -276,9 +276,9 @@ async def test_the_revision_a_follower_sees_never_goes_back(stage):
     assert revisions == sorted(revisions)
 
 
-async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage, monkeypatch, caplog):
+async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(harness, monkeypatch, caplog):
     """What has changed is read together, and the fault is in the data of one of them."""
-    ids = [await stage.open_session() for _ in range(5)]
+    ids = [await harness.open_session() for _ in range(5)]
     faulty, represent = ids[2], representations.sessions
 
     def represent_all_but_one(sessions):
@@ -298,7 +298,7 @@ async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage
     async with AsyncExitStack() as opened, asyncio.timeout(10 * PATIENCE):
         followed = {}
         for session_id in ids:
-            following = operations.follow_session(stage.owner, session_id)
+            following = operations.follow_session(harness.owner, session_id)
             followed[session_id] = await opened.enter_async_context(aclosing(following))
             await anext(followed[session_id])
         with monkeypatch.context() as patched:
@@ -311,23 +311,23 @@ async def test_a_session_that_cannot_be_shown_harms_its_own_followers_only(stage
     assert [record.getMessage() for record in told] == [f"Session {faulty} cannot be shown to its followers."]
 
 
-async def test_a_stranger_cannot_follow(stage, bob):
+async def test_a_stranger_cannot_follow(harness, bob):
     with pytest.raises(NotFound):
-        await anext(operations.follow_session(bob, stage.session))
+        await anext(operations.follow_session(bob, harness.session))
     with pytest.raises(NotFound):
         await anext(operations.follow_session(bob, "no uuid"))
 
 
-async def test_deleting_a_session_ends_its_turn_and_tells_its_followers(stage, engine):
+async def test_deleting_a_session_ends_its_turn_and_tells_its_followers(harness, engine):
     from runs.models import AuditEntry, Run, RunEvent, Session
 
-    stage.script.add(Round(numbered(3), Hold("never"), numbered(3)))
-    async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+    harness.script.add(Round(numbered(3), Hold("never"), numbered(3)))
+    async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
         await anext(items)
-        await stage.start()
-        await stage.script.gate("never").reached()
+        await harness.start()
+        await harness.script.gate("never").reached()
 
-        await operations.delete_session(stage.owner, stage.session)
+        await operations.delete_session(harness.owner, harness.session)
 
         last = [item async for item in items][-1]
     assert isinstance(last, SessionDeleted)
@@ -335,25 +335,25 @@ async def test_deleting_a_session_ends_its_turn_and_tells_its_followers(stage, e
         assert not await in_thread(model.objects.exists)
     assert (await in_thread(AuditEntry.objects.get)).action == "delete_session"
     found = [
-        c async for c in engine.checkpoints.reader().alist({"configurable": {"thread_id": stage.session}})
+        c async for c in engine.checkpoints.reader().alist({"configurable": {"thread_id": harness.session}})
     ]
     assert found == []
-    await stage.ledger.ended(1)
-    assert stage.provider.calls[0].outcome == "closed"
+    await harness.ledger.ended(1)
+    assert harness.provider.calls[0].outcome == "closed"
 
 
-async def test_closed_followers_leave_nothing_behind(stage, engine):
+async def test_closed_followers_leave_nothing_behind(harness, engine):
     for _ in range(50):
-        async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+        async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
             await anext(items)
     assert engine.hub.followers == 0
     assert [group for group in engine.bus._handlers if group.startswith("session.")] == []
 
 
-async def test_who_repeats_a_start_follows_the_run_and_does_not_take_it_along(stage):
-    stage.script.add(say("one two three"))
-    first = await in_thread(operations.start_turn, stage.owner, stage.session, "hi", key="k")
-    again = await in_thread(operations.start_turn, stage.owner, stage.session, "hi", key="k")
+async def test_who_repeats_a_start_follows_the_run_and_does_not_take_it_along(harness):
+    harness.script.add(say("one two three"))
+    first = await in_thread(operations.start_turn, harness.owner, harness.session, "hi", key="k")
+    again = await in_thread(operations.start_turn, harness.owner, harness.session, "hi", key="k")
 
     assert (first.was_there, again.was_there) == (False, True)
     assert first["id"] == again["id"]

@@ -9,8 +9,8 @@ import pytest
 from runs import operations
 from runs.live.follow import Event
 from tests.fakes import Hold, Round, Silence, numbered, say
+from tests.runs.harness import open_harness
 from tests.runs.remote_followers import remote_followers
-from tests.runs.stage import open_stage
 from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.services import Redis, throw_away
 
@@ -29,18 +29,18 @@ def own_redis(settings):
 
 
 @pytest.fixture
-async def stage(own_redis, engine, alice, serve, tmp_path):
-    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+async def harness(own_redis, engine, alice, serve, tmp_path):
+    async with open_harness(alice, serve, tmp_path / "marks") as opened:
         yield opened
 
 
-async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_back(stage, own_redis):
-    stage.script.add(Round(numbered(20), Hold("middle"), numbered(20, delay=0.02)), say("second"))
+async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_back(harness, own_redis):
+    harness.script.add(Round(numbered(20), Hold("middle"), numbered(20, delay=0.02)), say("second"))
     seen, ended, begun, one_ended = [], 0, asyncio.Event(), asyncio.Event()
 
     async def follow():
         nonlocal ended
-        async with aclosing(operations.follow_session(stage.owner, stage.session)) as items:
+        async with aclosing(operations.follow_session(harness.owner, harness.session)) as items:
             async for item in items:
                 begun.set()
                 if isinstance(item, Event):
@@ -51,35 +51,35 @@ async def test_clients_catch_up_while_redis_is_away_and_hear_again_when_it_is_ba
                     if ended == 2:
                         return
 
-    async with remote_followers(stage.engine):
+    async with remote_followers(harness.engine):
         following = asyncio.create_task(follow())
         await begun.wait()
-        first = await stage.start("first")
-        await stage.script.gate("middle").reached()
+        first = await harness.start("first")
+        await harness.script.gate("middle").reached()
 
         await asyncio.to_thread(own_redis.stop)
-        stage.script.gate("middle").open()
+        harness.script.gate("middle").open()
         assert (await terminal(first)).status == "completed"
         async with asyncio.timeout(5 * PATIENCE):
             await one_ended.wait()
 
         await asyncio.to_thread(own_redis.start)
         async with asyncio.timeout(10 * PATIENCE):
-            await stage.engine.bus.echo()
-            second = await stage.start("second")
+            await harness.engine.bus.echo()
+            second = await harness.start("second")
             await following
     expected = [(run_id, event.seq) for run_id in (first, second) for event in await log_of(run_id)]
     assert seen == expected
 
 
-async def test_without_redis_a_cancel_takes_effect_with_the_heartbeat(stage, own_redis, monkeypatch):
-    stage.script.add(Round(numbered(3), Silence()))
-    run_id = await stage.start()
-    await stage.ledger.streamed(3)
+async def test_without_redis_a_cancel_takes_effect_with_the_heartbeat(harness, own_redis, monkeypatch):
+    harness.script.add(Round(numbered(3), Silence()))
+    run_id = await harness.start()
+    await harness.ledger.streamed(3)
 
     await asyncio.to_thread(own_redis.stop)
     # What another process publishes would not arrive.
     monkeypatch.setattr("runs.live.bus.publish", lambda group, message: None)
 
-    assert (await stage.cancelled(run_id, 5)).status == "cancelled"
-    await stage.assert_next_completes()
+    assert (await harness.cancelled(run_id, 5)).status == "cancelled"
+    await harness.assert_next_completes()

@@ -20,7 +20,7 @@ from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from runs.worker import execution
 from tests.fakes import Round, Silence, call, say
-from tests.runs.stage import open_stage
+from tests.runs.harness import open_harness
 from tests.runs.waiting import at_rest, log_of, terminal, until
 
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
@@ -78,10 +78,10 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
 
 
 async def test_a_call_that_says_nothing_is_counted_soon(engine, alice, serve, tmp_path):
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
-        run_id = await stage.start()
+    async with open_harness(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as harness:
+        run_id = await harness.start()
         await until(Run.objects.filter(id=run_id, llm_calls=1).exists, what="the count of the call")
-        await stage.cancelled(run_id)
+        await harness.cancelled(run_id)
 
 
 async def test_what_is_counted_goes_with_the_next_event(engine, alice, serve, tmp_path, monkeypatch):
@@ -92,8 +92,8 @@ async def test_what_is_counted_goes_with_the_next_event(engine, alice, serve, tm
         counted.append(writer)
 
     monkeypatch.setattr(EventWriter, "wake_later", never)
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=[say("one")]) as stage:
-        ended = await terminal(await stage.start())
+    async with open_harness(alice, serve, tmp_path / "marks", rounds=[say("one")]) as harness:
+        ended = await terminal(await harness.start())
     assert counted
     assert ended.llm_calls == 1
 
@@ -115,10 +115,12 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     monkeypatch.setattr(tool_calls, "project_encoded", refuse)
     if is_cancelled:  # the cancel comes first
         monkeypatch.setattr(execution, "_LIMITS_INTERVAL", 60)
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]) as stage:
-        run_id = await stage.start()
+    async with open_harness(
+        alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]
+    ) as harness:
+        run_id = await harness.start()
         await until(broken.is_set)
-        ended = await (stage.cancelled(run_id) if is_cancelled else terminal(run_id))
+        ended = await (harness.cancelled(run_id) if is_cancelled else terminal(run_id))
         monkeypatch.undo()
 
         assert ended.status == ("cancelled" if is_cancelled else "failed")
@@ -127,7 +129,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
         assert [event.seq for event in log] == list(range(1, ended.last_seq + 1))
         await at_rest(engine)
         assert not engine.executions
-        await stage.assert_next_completes()
+        await harness.assert_next_completes()
 
 
 async def test_who_waits_for_room_hears_of_a_failure():

@@ -104,7 +104,7 @@ def postgresql_backend(database):
         owner = get_user_model().objects.using(ALIAS).get()
         session = Session.objects.using(ALIAS).create(owner=owner, agent="assistant")
         run = Run.objects.using(ALIAS).create(
-            session=session, line=1, position=1, status=RunStatus.RUNNING, claim=1, message_id="m"
+            session=session, queue_place=1, position=1, status=RunStatus.RUNNING, claim=1, message_id="m"
         )
         connections[ALIAS].close()
         return run.id

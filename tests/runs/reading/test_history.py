@@ -39,7 +39,7 @@ class Conversation:
         run = Run.objects.create(
             session=self.session,
             **{
-                "line": self.turns,
+                "queue_place": self.turns,
                 "position": None if status == RunStatus.QUEUED else self.turns,
                 "status": status,
                 "input": f"question {self.turns}",
@@ -59,7 +59,7 @@ class Conversation:
     def log(self, run: Run, *events: tuple[str, dict[str, Any]]) -> None:
         for kind, data in events:
             run.last_seq += 1
-            at = BEGIN + timedelta(minutes=run.line, seconds=run.last_seq)
+            at = BEGIN + timedelta(minutes=run.queue_place, seconds=run.last_seq)
             RunEvent.objects.create(run=run, seq=run.last_seq, type=kind, data=data, at=at)
             project(run, [(kind, data)], at)
         run.save()
@@ -217,9 +217,9 @@ async def test_an_active_turn_is_read_from_its_log_as_far_as_its_last_seq(conver
 
 
 async def test_a_queued_turn_comes_last_and_the_one_before_it_is_followed(conversation):
-    first = await in_thread(conversation.run, RunStatus.RUNNING, line=5)
-    await in_thread(conversation.run, RunStatus.QUEUED, line=6)
-    await in_thread(conversation.run, RunStatus.QUEUED, line=-1)
+    first = await in_thread(conversation.run, RunStatus.RUNNING, queue_place=5)
+    await in_thread(conversation.run, RunStatus.QUEUED, queue_place=6)
+    await in_thread(conversation.run, RunStatus.QUEUED, queue_place=-1)
     found = await history.read_messages(conversation.graph, conversation.session)
     assert [message["id"] for message in found["messages"]] == ["u1", "u3", "u2"]
     assert found["run_id"] == first.id

@@ -1,4 +1,4 @@
-"""Servers that can be lost, and a stage whose agent runs on them."""
+"""Servers that can be lost, and a harness whose agent runs on them."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.runs.harness import Harness, open_harness
 from tests.runs.servers import Servers, servers_of_a_test
-from tests.runs.stage import Stage, open_stage
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
@@ -29,8 +29,8 @@ async def servers(transactional_db: None) -> AsyncIterator[Servers]:
 
 
 @pytest.fixture
-async def stage(
+async def harness(
     servers: Servers, alice: "User", serve: Callable[..., None], tmp_path: Path, release: threading.Event
-) -> AsyncIterator[Stage]:
-    async with open_stage(alice, serve, tmp_path / "marks", release=release) as opened:
+) -> AsyncIterator[Harness]:
+    async with open_harness(alice, serve, tmp_path / "marks", release=release) as opened:
         yield opened

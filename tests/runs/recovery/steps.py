@@ -12,7 +12,7 @@ from runs.foundation.database import in_thread
 from runs.models import Run, RunEvent
 from runs.wire import contract
 from tests.fakes import Hold, Round, numbered, say
-from tests.runs.stage import Stage, open_stage
+from tests.runs.harness import Harness, open_harness
 from tests.runs.waiting import terminal, until
 
 if TYPE_CHECKING:
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 def opening(
     alice: "User", serve: Callable[..., None], tmp_path: Path, release: threading.Event | None, **policy: Any
-) -> AbstractAsyncContextManager[Stage]:
-    """A stage whose agent has a policy."""
-    return open_stage(alice, serve, tmp_path / "marks", release=release, policy=policy)
+) -> AbstractAsyncContextManager[Harness]:
+    """A harness whose agent has a policy."""
+    return open_harness(alice, serve, tmp_path / "marks", release=release, policy=policy)
 
 
-async def cut_in_answer(stage: Stage, answer: str = "w1 w2 w3 w4 w5", name: str = "cut") -> str:
+async def cut_in_answer(harness: Harness, answer: str = "w1 w2 w3 w4 w5", name: str = "cut") -> str:
     """A turn whose answer has come this far and no further; its run."""
     count = len(answer.split())
-    stage.script.add(Round(numbered(count), Hold(name), numbered(3)))
-    run_id = await stage.start()
+    harness.script.add(Round(numbered(count), Hold(name), numbered(3)))
+    run_id = await harness.start()
     await until(lambda: told(run_id) == answer, what="the partial answer")
     return run_id
 
@@ -46,20 +46,20 @@ async def interrupted(run_id: UUID | str) -> Run:
     return found
 
 
-async def snapshot(stage: Stage) -> contract.Session:
-    return await in_thread(operations.session_snapshot, stage.owner, stage.session)
+async def snapshot(harness: Harness) -> contract.Session:
+    return await in_thread(operations.session_snapshot, harness.owner, harness.session)
 
 
-async def resumed(stage: Stage, run_id: UUID | str) -> Run:
+async def resumed(harness: Harness, run_id: UUID | str) -> Run:
     """Resume the run; the new one, once it has ended."""
-    return await terminal((await in_thread(operations.resume, stage.owner, run_id))["id"])
+    return await terminal((await in_thread(operations.resume, harness.owner, run_id))["id"])
 
 
-async def goes_on(stage: Stage, run_id: UUID | str, words: str = "Here it is.") -> None:
+async def goes_on(harness: Harness, run_id: UUID | str, words: str = "Here it is.") -> None:
     """The run is resumed, and completes with these words."""
-    stage.script.clear()
-    stage.script.add(say(words))
-    ended = await resumed(stage, run_id)
+    harness.script.clear()
+    harness.script.add(say(words))
+    ended = await resumed(harness, run_id)
     assert ended.status == "completed", ended.error_message
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runs import operations, process
+from runs import operations, this_process
 from runs.errors import NotInterrupted
 from runs.foundation.database import in_thread
 from runs.lifecycle import endings, queue
@@ -13,12 +13,12 @@ from tests.runs.recovery.steps import cut_in_answer, goes_on, interrupted, resum
 from tests.runs.waiting import event, log_of, status, terminal, until
 
 
-async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, servers, monkeypatch):
+async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(harness, servers, monkeypatch):
     ids = []
     for n in range(3):
-        await stage.open_session()
-        stage.script.add(Round(numbered(3), Hold(f"{n}")))
-        ids.append(await stage.start(f"turn {n}"))
+        await harness.open_session()
+        harness.script.add(Round(numbered(3), Hold(f"{n}")))
+        ids.append(await harness.start(f"turn {n}"))
         await event(ids[-1], "message.delta")
     interrupt = endings.interrupt
 
@@ -32,14 +32,14 @@ async def test_a_run_that_cannot_be_ended_keeps_no_other_from_its_end(stage, ser
         await servers.restart()
         for sound in (ids[0], ids[2]):
             await interrupted(sound)
-        assert (await stage.run(ids[1])).status == "running"
-    await process.current.sweep()
+        assert (await harness.run(ids[1])).status == "running"
+    await this_process.engine.sweep()
     await interrupted(ids[1])
 
 
-async def test_the_next_server_ends_what_the_dead_one_executed(stage, servers):
+async def test_the_next_server_ends_what_the_dead_one_executed(harness, servers):
     words = " ".join(f"w{n}" for n in range(1, 31))
-    run_id = await cut_in_answer(stage, words)
+    run_id = await cut_in_answer(harness, words)
 
     await servers.restart()
 
@@ -47,7 +47,7 @@ async def test_the_next_server_ends_what_the_dead_one_executed(stage, servers):
     log = await log_of(run_id)
     assert [e.seq for e in log] == list(range(1, len(log) + 1))
     assert (log[-1].type, log[-1].data["reason"]) == ("run.interrupted", "worker_lost")
-    shown = await snapshot(stage)
+    shown = await snapshot(harness)
     assert (shown["status"], shown["active_run"], shown["cancellation_pending"]) == (
         "interrupted",
         None,
@@ -56,138 +56,138 @@ async def test_the_next_server_ends_what_the_dead_one_executed(stage, servers):
     assert ended.llm_calls == 1
     assert ended.tokens_estimated is True
     assert 15 <= ended.output_tokens <= 60
-    assert [m["text"] for m in await stage.history()] == ["go", words]
+    assert [m["text"] for m in await harness.history()] == ["go", words]
     assert await in_thread(Worker.objects.count) == 1
 
 
-async def test_resume_goes_on_from_the_checkpoint(stage, servers):
-    stage.script.add(call("mark", x="once"))
-    run_id = await cut_in_answer(stage)
+async def test_resume_goes_on_from_the_checkpoint(harness, servers):
+    harness.script.add(call("mark", x="once"))
+    run_id = await cut_in_answer(harness)
     await servers.restart()
     await interrupted(run_id)
 
-    await goes_on(stage, run_id, "The whole answer.")
+    await goes_on(harness, run_id, "The whole answer.")
 
-    assert stage.marks.read() == ["once"]
-    history = await stage.history()
+    assert harness.marks.read() == ["once"]
+    history = await harness.history()
     assert [m["text"] for m in history if m["role"] == "user"] == ["go"]
     assert "w1" not in str(history)
     assert history[-1]["text"] == "The whole answer."
     assert [c["result"] for c in history[1]["tool_calls"]] == ["marked once"]
-    assert "w1" not in str(stage.provider.calls[-1].messages)
+    assert "w1" not in str(harness.provider.calls[-1].messages)
     assert await in_thread(told, run_id) == "w1 w2 w3 w4 w5"
-    await stage.assert_sendable()
-    await stage.assert_next_completes()
+    await harness.assert_sendable()
+    await harness.assert_next_completes()
 
 
-async def test_dismiss_closes_the_turn_and_keeps_what_was_said(stage, servers):
-    run_id = await cut_in_answer(stage)
+async def test_dismiss_closes_the_turn_and_keeps_what_was_said(harness, servers):
+    run_id = await cut_in_answer(harness)
     await servers.restart()
     await interrupted(run_id)
 
-    dismissed = await in_thread(operations.dismiss, stage.owner, run_id)
+    dismissed = await in_thread(operations.dismiss, harness.owner, run_id)
 
     assert dismissed["resolution"] == "dismissed"
-    assert (await snapshot(stage))["status"] == "idle"
+    assert (await snapshot(harness))["status"] == "idle"
     with pytest.raises(NotInterrupted):
-        await in_thread(operations.resume, stage.owner, run_id)
-    await stage.assert_next_completes()
-    said = [(m["role"], m["content"]) for m in stage.provider.calls[-1].messages]
+        await in_thread(operations.resume, harness.owner, run_id)
+    await harness.assert_next_completes()
+    said = [(m["role"], m["content"]) for m in harness.provider.calls[-1].messages]
     assert said == [("user", "go"), ("assistant", "w1 w2 w3 w4 w5"), ("user", "and now?")]
-    await stage.assert_sendable()
+    await harness.assert_sendable()
 
 
 @pytest.mark.parametrize("words", [None, "other words"], ids=["as it was", "edited"])
 @pytest.mark.parametrize("ending", ["completed", "failed", "cancelled", "interrupted"])
-async def test_retry_goes_back_to_before_the_users_message(stage, servers, ending, words):
-    stage.script.add(say("Long ago."))
-    await terminal(await stage.start("first"))
-    stage.script.add(call("mark", x="1"))
+async def test_retry_goes_back_to_before_the_users_message(harness, servers, ending, words):
+    harness.script.add(say("Long ago."))
+    await terminal(await harness.start("first"))
+    harness.script.add(call("mark", x="1"))
     if ending == "completed":
-        stage.script.add(say("Old answer."))
-        run_id = await stage.start()
+        harness.script.add(say("Old answer."))
+        run_id = await harness.start()
     elif ending == "failed":
-        stage.script.add(Round(Failure(500, "no")))
-        run_id = await stage.start()
+        harness.script.add(Round(Failure(500, "no")))
+        run_id = await harness.start()
     else:
-        run_id = await cut_in_answer(stage)
-        await (stage.cancelled(run_id) if ending == "cancelled" else servers.restart())
+        run_id = await cut_in_answer(harness)
+        await (harness.cancelled(run_id) if ending == "cancelled" else servers.restart())
     assert (await terminal(run_id)).status == ending
     log = await log_of(run_id)
-    stage.script.clear()
-    stage.script.add(say("New answer."))
+    harness.script.clear()
+    harness.script.add(say("New answer."))
 
-    retried = await in_thread(operations.retry, stage.owner, run_id, words)
+    retried = await in_thread(operations.retry, harness.owner, run_id, words)
 
     assert retried["retries"] == str(run_id)
     ended = await terminal(retried["id"])
     assert ended.status == "completed", ended.error_message
     asked = words or "go"
-    said = [m["content"] for m in stage.provider.calls[-1].messages]
+    said = [m["content"] for m in harness.provider.calls[-1].messages]
     assert said == ["first", "Long ago.", asked]
-    assert [m["text"] for m in await stage.history()] == ["first", "Long ago.", asked, "New answer."]
+    assert [m["text"] for m in await harness.history()] == ["first", "Long ago.", asked, "New answer."]
     assert [e.id for e in await log_of(run_id)] == [e.id for e in log]
-    assert (await stage.run(run_id)).resolution == "retried"
-    await stage.assert_sendable()
-    await stage.assert_next_completes()
+    assert (await harness.run(run_id)).resolution == "retried"
+    await harness.assert_sendable()
+    await harness.assert_next_completes()
 
 
-async def test_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pending(stage, servers, settings):
+async def test_a_cancel_accepted_before_the_crash_wins_and_nothing_stays_pending(harness, servers, settings):
     settings.RUNS_CANCEL_GRACE = 60
-    stage.script.add(call("hang"))
-    run_id = await stage.start()
+    harness.script.add(call("hang"))
+    run_id = await harness.start()
     await event(run_id, "tool.started")
-    accepted = await stage.cancel(run_id)
-    assert (await snapshot(stage))["cancellation_pending"] is True
+    accepted = await harness.cancel(run_id)
+    assert (await snapshot(harness))["cancellation_pending"] is True
 
     await servers.restart()
 
     assert (await terminal(run_id)).status == "cancelled"
     settled = await in_thread(lambda: Cancellation.objects.get(id=accepted["id"]))
     assert settled.outcome == "reconciled"
-    shown = await snapshot(stage)
+    shown = await snapshot(harness)
     assert (shown["cancellation_pending"], shown["cancellation_revision"]) == (False, 2)
-    assert (await stage.cancel(run_id))["id"] == accepted["id"]
-    await stage.assert_next_completes()
-    await stage.assert_sendable()
+    assert (await harness.cancel(run_id))["id"] == accepted["id"]
+    await harness.assert_next_completes()
+    await harness.assert_sendable()
 
 
-async def test_stop_of_a_turn_that_died_is_a_success(stage, servers):
-    run_id = await cut_in_answer(stage)
+async def test_stop_of_a_turn_that_died_is_a_success(harness, servers):
+    run_id = await cut_in_answer(harness)
     await servers.crash()  # and nobody has swept yet
 
-    answer = await stage.cancel(run_id)
+    answer = await harness.cancel(run_id)
 
     assert answer["outcome"] == "reconciled"
-    assert (await stage.run(run_id)).status == "cancelled"
+    assert (await harness.run(run_id)).status == "cancelled"
     await servers.start()
-    await stage.assert_next_completes()
+    await harness.assert_next_completes()
 
 
-async def test_a_turn_that_died_before_its_first_step_keeps_its_message(stage, servers):
+async def test_a_turn_that_died_before_its_first_step_keeps_its_message(harness, servers):
     await servers.crash()
-    run_id = await stage.start("hello")  # admitted, and nobody is there
+    run_id = await harness.start("hello")  # admitted, and nobody is there
 
     await servers.start()
 
     assert (await terminal(run_id)).status == "completed"
-    assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
+    assert [m["text"] for m in await harness.history()] == ["hello", "All right."]
 
 
-async def test_a_claimed_turn_without_a_checkpoint_can_be_resumed(stage, servers):
-    run_id = await died_before_its_first_step(servers, lambda: stage.start("hello"))
-    assert [m["text"] for m in await stage.history()] == ["hello"]
+async def test_a_claimed_turn_without_a_checkpoint_can_be_resumed(harness, servers):
+    run_id = await died_before_its_first_step(servers, lambda: harness.start("hello"))
+    assert [m["text"] for m in await harness.history()] == ["hello"]
 
-    ended = await resumed(stage, run_id)
+    ended = await resumed(harness, run_id)
 
     assert ended.status == "completed", ended.error_message
-    assert [m["text"] for m in await stage.history()] == ["hello", "All right."]
-    await stage.assert_sendable()
+    assert [m["text"] for m in await harness.history()] == ["hello", "All right."]
+    await harness.assert_sendable()
 
 
 async def died_before_its_first_step(servers, admit):
     """A run that its worker claimed and did nothing about; interrupted."""
-    lost_id = process.current.id  # by its id: the row of an earlier one may still be there
+    lost_id = this_process.engine.id  # by its id: the row of an earlier one may still be there
     await servers.crash()
     run_id = await admit()
     await in_thread(lambda: queue.claim(Session.objects.get().id, lost_id))
@@ -196,139 +196,141 @@ async def died_before_its_first_step(servers, admit):
     return run_id
 
 
-async def cut_behind_another(stage, servers):
+async def cut_behind_another(harness, servers):
     """A turn that was interrupted in its answer, behind one that went well."""
-    stage.script.add(say("Long ago."), call("mark", x="1"))
-    await terminal(await stage.start("first"))
-    run_id = await cut_in_answer(stage)
+    harness.script.add(say("Long ago."), call("mark", x="1"))
+    await terminal(await harness.start("first"))
+    run_id = await cut_in_answer(harness)
     await servers.restart()
     await interrupted(run_id)
     return run_id
 
 
-async def test_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(stage, servers):
-    cut = await cut_behind_another(stage, servers)
-    await in_thread(operations.dismiss, stage.owner, cut)
+async def test_a_turn_that_died_before_it_repaired_the_history_does_so_when_resumed(harness, servers):
+    cut = await cut_behind_another(harness, servers)
+    await in_thread(operations.dismiss, harness.owner, cut)
 
-    died = await died_before_its_first_step(servers, lambda: stage.start("third"))
-    await goes_on(stage, died)
+    died = await died_before_its_first_step(servers, lambda: harness.start("third"))
+    await goes_on(harness, died)
 
-    await assert_shown_is_sent(stage, ["first", "go", "third"])
+    await assert_shown_is_sent(harness, ["first", "go", "third"])
 
 
-async def test_a_retry_that_died_before_it_went_back_does_so_when_resumed(stage, servers):
-    cut = await cut_behind_another(stage, servers)
+async def test_a_retry_that_died_before_it_went_back_does_so_when_resumed(harness, servers):
+    cut = await cut_behind_another(harness, servers)
 
     async def retry():
-        return (await in_thread(operations.retry, stage.owner, cut, "better"))["id"]
+        return (await in_thread(operations.retry, harness.owner, cut, "better"))["id"]
 
     died = await died_before_its_first_step(servers, retry)
-    await goes_on(stage, died)
+    await goes_on(harness, died)
 
-    await assert_shown_is_sent(stage, ["first", "better"])
+    await assert_shown_is_sent(harness, ["first", "better"])
 
 
-async def test_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_is_resumed(stage, servers):
-    cut = await cut_in_answer(stage)
-    queued = await stage.start("second", multitask="enqueue")
+async def test_a_turn_cancelled_in_the_queue_stays_behind_the_one_that_is_resumed(harness, servers):
+    cut = await cut_in_answer(harness)
+    queued = await harness.start("second", multitask="enqueue")
     await servers.restart()
     await interrupted(cut)
-    await stage.cancelled(queued)
+    await harness.cancelled(queued)
 
-    await goes_on(stage, cut)
+    await goes_on(harness, cut)
 
-    await assert_shown_is_sent(stage, ["go", "second"])
+    await assert_shown_is_sent(harness, ["go", "second"])
 
 
-async def assert_shown_is_sent(stage, users):
+async def assert_shown_is_sent(harness, users):
     """The history has these messages of the user, and the model got it and gets it with the next turn."""
-    await stage.assert_sendable()
+    await harness.assert_sendable()
     for _ in range(2):
-        shown = [(m["role"], m["text"]) for m in await stage.history()]
+        shown = [(m["role"], m["text"]) for m in await harness.history()]
         assert [text for role, text in shown if role == "user"] == users
-        await stage.assert_next_completes()
-        sent = [m for m in stage.provider.calls[-1].messages if m["role"] != "tool"]
+        await harness.assert_next_completes()
+        sent = [m for m in harness.provider.calls[-1].messages if m["role"] != "tool"]
         assert [(m["role"], m["content"] or "") for m in sent[:-1]] == shown
         users = [*users, sent[-1]["content"]]
 
 
-async def test_a_question_outlives_the_server_that_asked_it(stage, servers):
-    stage.script.add(call("ask", question="Really?"), say("Then so be it."))
-    run_id = await stage.start()
+async def test_a_question_outlives_the_server_that_asked_it(harness, servers):
+    harness.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await harness.start()
     waiting = await status(run_id, "waiting")
 
     await servers.restart()
-    await process.current.sweep()
+    await this_process.engine.sweep()
 
-    assert (await stage.run(run_id)).status == "waiting"
-    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+    assert (await harness.run(run_id)).status == "waiting"
+    await in_thread(operations.answer, harness.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
     assert (await terminal(run_id)).status == "completed"
-    assert stage.marks.read() == ["answered Yes"]
+    assert harness.marks.read() == ["answered Yes"]
 
 
-async def test_an_answer_that_nobody_took_is_taken_by_the_next_server(stage, servers):
-    stage.script.add(call("ask", question="Really?"), say("Then so be it."))
-    run_id = await stage.start()
+async def test_an_answer_that_nobody_took_is_taken_by_the_next_server(harness, servers):
+    harness.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await harness.start()
     waiting = await status(run_id, "waiting")
     await servers.crash()
-    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+    await in_thread(operations.answer, harness.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
 
     await servers.start()
 
     assert (await terminal(run_id)).status == "completed"
-    assert stage.marks.read() == ["answered Yes"]
+    assert harness.marks.read() == ["answered Yes"]
 
 
-async def test_an_answered_run_that_crashed_is_not_asked_again_when_it_is_resumed(stage, servers):
-    stage.script.add(call("ask", question="Really?"))
-    run_id = await stage.start()
+async def test_an_answered_run_that_crashed_is_not_asked_again_when_it_is_resumed(harness, servers):
+    harness.script.add(call("ask", question="Really?"))
+    run_id = await harness.start()
     waiting = await status(run_id, "waiting")
-    stage.script.add(Round(numbered(3), Hold("after"), numbered(2)))
-    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+    harness.script.add(Round(numbered(3), Hold("after"), numbered(2)))
+    await in_thread(operations.answer, harness.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
     await until(lambda: told(run_id) == "w1 w2 w3")
     await servers.restart()
     await interrupted(run_id)
 
-    await goes_on(stage, run_id, "Then so be it.")
+    await goes_on(harness, run_id, "Then so be it.")
 
-    assert stage.marks.read() == ["answered Yes"]
-    await stage.assert_sendable()
+    assert harness.marks.read() == ["answered Yes"]
+    await harness.assert_sendable()
 
 
-async def test_the_queue_waits_for_a_decision_and_keeps_its_order(stage, servers):
-    run_id = await cut_in_answer(stage)
-    queued = [await stage.start(f"queued {n}", multitask="enqueue") for n in range(3)]
+async def test_the_queue_waits_for_a_decision_and_keeps_its_order(harness, servers):
+    run_id = await cut_in_answer(harness)
+    queued = [await harness.start(f"queued {n}", multitask="enqueue") for n in range(3)]
     await servers.restart()
     await interrupted(run_id)
-    await process.current.sweep()
-    assert [(await stage.run(one)).status for one in queued] == ["queued"] * 3
-    stage.script.clear()
+    await this_process.engine.sweep()
+    assert [(await harness.run(one)).status for one in queued] == ["queued"] * 3
+    harness.script.clear()
 
-    resumption = await resumed(stage, run_id)
+    resumption = await resumed(harness, run_id)
 
     ends = [await terminal(one) for one in queued]
     assert [one.status for one in [resumption, *ends]] == ["completed"] * 4
     positions = [one.position for one in [resumption, *ends]]
     assert positions == sorted(positions)
-    said = [m["text"] for m in await stage.history() if m["role"] == "user"]
+    said = [m["text"] for m in await harness.history() if m["role"] == "user"]
     assert said == ["go", "queued 0", "queued 1", "queued 2"]
 
 
-async def test_a_key_gives_its_run_after_a_restart_too(stage, servers):
-    stage.script.add(call("mark", x="once"), say("Done."))
-    run_id = await stage.start("go", key="k")
+async def test_a_key_gives_its_run_after_a_restart_too(harness, servers):
+    harness.script.add(call("mark", x="once"), say("Done."))
+    run_id = await harness.start("go", key="k")
     await terminal(run_id)
 
     await servers.restart()
 
-    assert await stage.start("go", key="k") == run_id
-    assert stage.marks.read() == ["once"]
-    assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["go"]
+    assert await harness.start("go", key="k") == run_id
+    assert harness.marks.read() == ["once"]
+    assert [m["text"] for m in await harness.history() if m["role"] == "user"] == ["go"]
 
 
-async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption(stage, servers, monkeypatch):
-    stage.script.add(call("slow_async", seconds=60))
-    run_id = await stage.start()
+async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption(
+    harness, servers, monkeypatch
+):
+    harness.script.add(call("slow_async", seconds=60))
+    run_id = await harness.start()
     await event(run_id, "tool.started")
     await servers.restart()
     await interrupted(run_id)
@@ -336,17 +338,17 @@ async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption
 
     async def begin_and_be_cancelled(graph, turn):
         begun = await begin(graph, turn)
-        await stage.cancel(str(turn.run.id))
-        await until(process.current.executions[turn.run.id]._stop.done)
+        await harness.cancel(str(turn.run.id))
+        await until(this_process.engine.executions[turn.run.id]._stop.done)
         return begun
 
     monkeypatch.setattr(graph_input, "begin", begin_and_be_cancelled)
-    resumption = await resumed(stage, run_id)
+    resumption = await resumed(harness, run_id)
     monkeypatch.undo()
 
     assert resumption.status == "cancelled"
     [told] = [one.data["effect"] for one in await log_of(resumption.id) if one.type == "tool.cancelled"]
-    [shown] = [one["effect"] for message in await stage.history() for one in message["tool_calls"]]
+    [shown] = [one["effect"] for message in await harness.history() for one in message["tool_calls"]]
     assert (told, shown) == ("unknown", "unknown")
-    assert "It may have taken effect" in str(await stage.state())
-    await stage.assert_next_completes()
+    assert "It may have taken effect" in str(await harness.state())
+    await harness.assert_next_completes()

@@ -12,7 +12,7 @@ import pytest
 from django.db import InterfaceError, OperationalError
 from psycopg_pool import PoolTimeout
 
-from runs import agents, operations, process
+from runs import agents, operations, this_process
 from runs.errors import NotInterrupted
 from runs.foundation.database import in_thread
 from runs.log.writer import RunLog
@@ -21,8 +21,8 @@ from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
 from runs.worker import graph_input
 from tests.fakes import SHAPES, Hold, Round, call, calls, say, text
+from tests.runs.harness import open_harness
 from tests.runs.recovery.steps import cut_in_answer, interrupted, resumed, snapshot
-from tests.runs.stage import open_stage
 from tests.runs.waiting import event, log_of, terminal
 
 
@@ -58,16 +58,16 @@ class Cut:
 async def test_a_crash_between_any_two_steps_loses_and_repeats_nothing(
     servers, alice, serve, tmp_path, monkeypatch, shape
 ):
-    async with open_stage(
+    async with open_harness(
         alice, serve, tmp_path / "marks", build=SHAPES[shape], strict_user_after_tool=True
-    ) as stage:
+    ) as harness:
         number = 0
-        while await survives_cut(stage, servers, monkeypatch, number):
+        while await survives_cut(harness, servers, monkeypatch, number):
             number += 1 if "EVERY_CUT" in os.environ else 2
         assert number > 6
 
 
-async def survives_cut(stage, servers, monkeypatch, number):
+async def survives_cut(harness, servers, monkeypatch, number):
     """A turn of three tool calls, a crash at this cut, and its resumption; False if it has fewer cuts."""
     marks = [f"{number}.{n}" for n in range(3)]
 
@@ -79,68 +79,68 @@ async def survives_cut(stage, servers, monkeypatch, number):
             return calls(("mark", {"x": marks[1]}), ("mark", {"x": marks[2]}))
         return say("Done.")
 
-    await stage.open_session()
-    stage.script.respond = respond
-    llm_calls = len(stage.provider.calls)
+    await harness.open_session()
+    harness.script.respond = respond
+    llm_calls = len(harness.provider.calls)
     with monkeypatch.context() as patched:
         cut = Cut(patched, number)
-        run_id = await stage.start("go")
+        run_id = await harness.start("go")
         if not await cut.comes(run_id):
             return False
-        for execution in process.current.executions.values():
+        for execution in this_process.engine.executions.values():
             await execution._log.flush()
         await servers.crash()
     await servers.start()
     await interrupted(run_id)
-    saved = await results(stage)
+    saved = await results(harness)
 
-    resumption = await resumed(stage, run_id)
+    resumption = await resumed(harness, run_id)
 
     assert resumption.status == "completed", (number, resumption.error_message)
     for mark in marks:
-        assert 1 <= stage.marks.count(mark) <= (1 if mark in saved else 2), (number, saved)
-    history = await stage.history()
+        assert 1 <= harness.marks.count(mark) <= (1 if mark in saved else 2), (number, saved)
+    history = await harness.history()
     assert [m["text"] for m in history if m["role"] == "user"] == ["go"]
     assert history[-1]["text"] == "Done."
     assert [c["result"] for m in history for c in m["tool_calls"]] == [f"marked {x}" for x in marks]
     counted = sum(
-        run.llm_calls for run in await in_thread(lambda: list(Run.objects.filter(session=stage.session)))
+        run.llm_calls for run in await in_thread(lambda: list(Run.objects.filter(session=harness.session)))
     )
     # The last one may have begun in the moment of the crash, too late for the books.
-    assert counted <= len(stage.provider.calls) - llm_calls <= counted + 1
-    await stage.assert_sendable()
-    stage.script.respond = None
-    await stage.assert_next_completes()
+    assert counted <= len(harness.provider.calls) - llm_calls <= counted + 1
+    await harness.assert_sendable()
+    harness.script.respond = None
+    await harness.assert_next_completes()
     return True
 
 
-async def results(stage):
+async def results(harness):
     """What the tools of the session marked, as far as the checkpoint holds it."""
-    graph = agents.load("assistant").graph_on(process.current.checkpoints.reader())
-    found = await graph.aget_state({"configurable": {"thread_id": stage.session}})
+    graph = agents.load("assistant").graph_on(this_process.engine.checkpoints.reader())
+    found = await graph.aget_state({"configurable": {"thread_id": harness.session}})
     return [m.text.removeprefix("marked ") for m in found.values.get("messages", ()) if m.type == "tool"]
 
 
-async def test_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(stage, servers):
-    stage.script.add(call("slow_async", seconds=60))
-    run_id = await stage.start()
+async def test_a_dismissed_turn_reads_the_same_once_the_next_turn_has_repaired_it(harness, servers):
+    harness.script.add(call("slow_async", seconds=60))
+    run_id = await harness.start()
     await event(run_id, "tool.started")
     await servers.restart()
     await interrupted(run_id)
 
-    await in_thread(operations.dismiss, stage.owner, run_id)
+    await in_thread(operations.dismiss, harness.owner, run_id)
 
-    before = await stage.history()
+    before = await harness.history()
     assert before[-1]["text"] == "(The turn was interrupted before an answer was given.)"
-    await stage.assert_next_completes()
-    after = await stage.history()
+    await harness.assert_next_completes()
+    after = await harness.history()
     assert [(m["id"], m["role"], m["text"], m["status"], m["run"]) for m in after[: len(before)]] == [
         (m["id"], m["role"], m["text"], m["status"], m["run"]) for m in before
     ]
 
 
-async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, servers, monkeypatch):
-    stage.script.add(say("There it is."))
+async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(harness, servers, monkeypatch):
+    harness.script.add(say("There it is."))
     load, away = (
         graph_input.load,
         [OperationalError("the server closed the connection"), InterfaceError("closed")],
@@ -153,15 +153,15 @@ async def test_a_database_that_is_away_when_a_turn_begins_is_waited_for(stage, s
 
     monkeypatch.setattr(graph_input, "load", load_in_the_end)
 
-    assert (await terminal(await stage.start())).status == "completed"
+    assert (await terminal(await harness.start())).status == "completed"
     assert not away
 
 
 async def test_a_database_that_is_away_while_the_history_is_brought_into_order_is_waited_for(
-    stage, servers, monkeypatch
+    harness, servers, monkeypatch
 ):
     """The checkpoints raise what the driver of their database raises."""
-    await cut_in_answer(stage)
+    await cut_in_answer(harness)
     await servers.restart()
     repair = graph_input.repair
     away = [PoolTimeout("none"), psycopg.OperationalError("ended"), sqlite3.OperationalError("locked")]
@@ -173,15 +173,15 @@ async def test_a_database_that_is_away_while_the_history_is_brought_into_order_i
 
     monkeypatch.setattr(graph_input, "repair", repair_in_the_end)
 
-    await stage.assert_next_completes()
+    await harness.assert_next_completes()
     assert not away
 
 
 @pytest.mark.parametrize("last", [None, "tool.started"])
 @pytest.mark.parametrize("decision", ["resume", "dismiss"])
-async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch, last, decision):
+async def test_a_checkpoint_newer_than_the_log(harness, servers, monkeypatch, last, decision):
     """The log is written after the fact: the last moments before a crash may be in the checkpoint alone."""
-    stage.script.add(call("mark", x="1"), Round(Hold("second"), text("Never said.")))
+    harness.script.add(call("mark", x="1"), Round(Hold("second"), text("Never said.")))
     emit, count = RunLog.emit, RunLog.count
     logged = []
 
@@ -199,91 +199,91 @@ async def test_a_checkpoint_newer_than_the_log(stage, servers, monkeypatch, last
 
     monkeypatch.setattr(RunLog, "emit", emit_until)
     monkeypatch.setattr(RunLog, "count", count_until if last else lambda log, **deltas: None)
-    run_id = await stage.start()
-    await stage.script.gate("second").reached()
-    for execution in process.current.executions.values():
+    run_id = await harness.start()
+    await harness.script.gate("second").reached()
+    for execution in this_process.engine.executions.values():
         await execution._log.flush()
     await servers.crash()
     monkeypatch.undo()
     assert [e.type for e in await log_of(run_id)][-1] == (last or "run.started")
     await servers.start()
     await interrupted(run_id)
-    stage.script.clear()
+    harness.script.clear()
 
     if decision == "resume":
-        ended = await resumed(stage, run_id)
+        ended = await resumed(harness, run_id)
         assert ended.status == "completed", ended.error_message
         assert "tool.completed" in [e.type for e in await log_of(ended.id)]
     else:
-        await in_thread(operations.dismiss, stage.owner, run_id)
-        await stage.assert_next_completes()
+        await in_thread(operations.dismiss, harness.owner, run_id)
+        await harness.assert_next_completes()
 
-    assert stage.marks.read() == ["1"]
-    history = await stage.history()
+    assert harness.marks.read() == ["1"]
+    history = await harness.history()
     assert [m["text"] for m in history][:2] == ["go", ""]
     [told] = history[1]["tool_calls"]
     assert (told["status"], told["result"], told["effect"]) == ("completed", "marked 1", "done")
     if decision == "resume":
         assert [m["text"] for m in history] == ["go", "", "All right."]
-        assert (await snapshot(stage))["statistics"]["tool_calls"] == 1
-        await stage.assert_sendable()
-        await stage.assert_next_completes()
+        assert (await snapshot(harness))["statistics"]["tool_calls"] == 1
+        await harness.assert_sendable()
+        await harness.assert_next_completes()
 
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss"])
-async def test_a_checkpoint_older_than_the_log(stage, servers, decision):
+async def test_a_checkpoint_older_than_the_log(harness, servers, decision):
     """The checkpoints were lost: the turns that were not in order yet come back from the log."""
-    stage.script.add(call("mark", x="1"))
-    run_id = await cut_in_answer(stage)
+    harness.script.add(call("mark", x="1"))
+    run_id = await cut_in_answer(harness)
     await servers.crash()
     async with process_checkpoints() as checkpoints:
-        await checkpoints.delete([stage.session])
+        await checkpoints.delete([harness.session])
     await servers.start()
     await interrupted(run_id)
-    stage.script.clear()
+    harness.script.clear()
 
     if decision == "dismiss":
-        await in_thread(operations.dismiss, stage.owner, run_id)
+        await in_thread(operations.dismiss, harness.owner, run_id)
     else:
-        admitted = await in_thread(getattr(operations, decision), stage.owner, run_id)
+        admitted = await in_thread(getattr(operations, decision), harness.owner, run_id)
         assert (await terminal(admitted["id"])).status == "completed"
 
-    await stage.assert_next_completes()
-    said = [m["content"] for m in stage.provider.calls[-1].messages if m["role"] == "user"]
+    await harness.assert_next_completes()
+    said = [m["content"] for m in harness.provider.calls[-1].messages if m["role"] == "user"]
     assert said == ["go", "and now?"]
     if decision == "dismiss":
-        assert "w1 w2 w3 w4 w5" in str(stage.provider.calls[-1].messages)
-        assert "marked 1" in str(stage.provider.calls[-1].messages)
-    await stage.assert_sendable()
+        assert "w1 w2 w3 w4 w5" in str(harness.provider.calls[-1].messages)
+        assert "marked 1" in str(harness.provider.calls[-1].messages)
+    await harness.assert_sendable()
 
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])
-async def test_a_cancel_in_the_queue_takes_no_decision_away(stage, servers, decision):
+async def test_a_cancel_in_the_queue_takes_no_decision_away(harness, servers, decision):
     """What was queued behind the lost run and cancelled there ended later, but has not taken its place."""
-    run_id = await cut_in_answer(stage)
-    queued = await stage.start("never mind", multitask="enqueue")
+    run_id = await cut_in_answer(harness)
+    queued = await harness.start("never mind", multitask="enqueue")
     await servers.crash()
     await servers.start()
     await interrupted(run_id)
-    stage.script.clear()
+    harness.script.clear()
 
-    assert (await stage.cancel(queued))["outcome"] == "cancelled"
+    assert (await harness.cancel(queued))["outcome"] == "cancelled"
 
-    assert (await snapshot(stage))["status"] == "interrupted"
+    assert (await snapshot(harness))["status"] == "interrupted"
     with pytest.raises(NotInterrupted):
-        await in_thread(operations.retry, stage.owner, queued)
+        await in_thread(operations.retry, harness.owner, queued)
     if decision == "dismiss":
-        await in_thread(operations.dismiss, stage.owner, run_id)
+        await in_thread(operations.dismiss, harness.owner, run_id)
     elif decision == "message":
-        await stage.assert_next_completes("something else")
+        await harness.assert_next_completes("something else")
     else:
-        following = await in_thread(getattr(operations, decision), stage.owner, run_id)
+        following = await in_thread(getattr(operations, decision), harness.owner, run_id)
         assert (await terminal(following["id"])).status == "completed"
-    assert (await snapshot(stage))["status"] == "idle"
-    await stage.assert_next_completes()
-    await stage.assert_sendable()
-    history = [m["text"] for m in await stage.history() if m["role"] == "user"]
+    assert (await snapshot(harness))["status"] == "idle"
+    await harness.assert_next_completes()
+    await harness.assert_sendable()
+    history = [m["text"] for m in await harness.history() if m["role"] == "user"]
     begun = {"retry": ["never mind", "go"], "message": ["go", "never mind", "something else"]}
     assert history == [*begun.get(decision, ["go", "never mind"]), "and now?"]
-    asked = [m["content"] for m in stage.provider.calls[-1].messages if m["role"] == "user"]
+    asked = [m["content"] for m in harness.provider.calls[-1].messages if m["role"] == "user"]
     assert asked == history

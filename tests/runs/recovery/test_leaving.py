@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from langchain_core.tools import tool
 
-from runs import operations, process
+from runs import operations, this_process
 from runs.foundation.database import in_thread
 from runs.lifecycle import endings
 from runs.models import Run, ToolCall, Worker
@@ -16,16 +16,16 @@ from tests.runs.recovery.steps import cut_in_answer, interrupted
 from tests.runs.waiting import event, log_of, status, terminal, until
 
 
-async def test_a_turn_in_its_last_step_may_still_complete(stage, servers):
-    stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
-    run_id = await stage.start()
-    await stage.script.gate("last").reached()
+async def test_a_turn_in_its_last_step_may_still_complete(harness, servers):
+    harness.script.add(Round(numbered(3), Hold("last"), text(" w4")))
+    run_id = await harness.start()
+    await harness.script.gate("last").reached()
 
     leaving = asyncio.create_task(servers.leave(5))
-    await until(lambda: process.current.leaving)
+    await until(lambda: this_process.engine.leaving)
     with pytest.raises(operations.Unavailable):
-        await stage.start("too late", multitask="enqueue")
-    stage.script.gate("last").open()
+        await harness.start("too late", multitask="enqueue")
+    harness.script.gate("last").open()
     await leaving
 
     assert (await terminal(run_id)).status == "completed"
@@ -33,12 +33,12 @@ async def test_a_turn_in_its_last_step_may_still_complete(stage, servers):
 
 @pytest.mark.sqlite("PostgreSQL fences by the run's row")
 async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_first(
-    stage, servers, olivia, monkeypatch
+    harness, servers, olivia, monkeypatch
 ):
-    stage.script.add(Round(numbered(3), Hold("last"), text(" w4")))
-    run_id = await stage.start()
-    await stage.script.gate("last").reached()
-    [execution] = process.current.executions.values()
+    harness.script.add(Round(numbered(3), Hold("last"), text(" w4")))
+    run_id = await harness.start()
+    await harness.script.gate("last").reached()
+    [execution] = this_process.engine.executions.values()
     closed = []
     end = endings.end
 
@@ -48,7 +48,7 @@ async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_fi
 
     monkeypatch.setattr(endings, "end", ending)
     leaving = asyncio.create_task(servers.leave(5))
-    await until(lambda: process.current.leaving)
+    await until(lambda: this_process.engine.leaving)
 
     await in_thread(operations.force_cancel, olivia, run_id, "It has to be now.")
 
@@ -58,16 +58,16 @@ async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_fi
 
 
 @pytest.mark.parametrize("where", ["answer", "slow_async", "heeding_sync", "hang", "hang_async"])
-async def test_a_turn_that_does_not_end_in_time_is_interrupted(stage, servers, settings, where):
+async def test_a_turn_that_does_not_end_in_time_is_interrupted(harness, servers, settings, where):
     settings.RUNS_CANCEL_GRACE = 0.5
     if where == "answer":
-        run_id = await cut_in_answer(stage)
+        run_id = await cut_in_answer(harness)
     else:
         arguments = {} if "hang" in where else {"seconds": 60}
-        stage.script.add(call(where, **arguments))
-        run_id = await stage.start()
+        harness.script.add(call(where, **arguments))
+        run_id = await harness.start()
         await event(run_id, "tool.started")
-    queued = await stage.start("queued", multitask="enqueue")
+    queued = await harness.start("queued", multitask="enqueue")
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -77,47 +77,47 @@ async def test_a_turn_that_does_not_end_in_time_is_interrupted(stage, servers, s
     ended = await interrupted(run_id)
     last = (await log_of(ended.id))[-1]
     assert (last.type, last.data["reason"]) == ("run.interrupted", "shutdown")
-    assert (await stage.run(queued)).status == "queued"
+    assert (await harness.run(queued)).status == "queued"
     assert await in_thread(Worker.objects.count) == 0
     if where != "answer":
         row = await in_thread(ToolCall.objects.get)
         assert (row.status, row.effect) == ("interrupted", "unknown")
-    stage.script.clear()
+    harness.script.clear()
     await servers.start()
-    await in_thread(operations.dismiss, stage.owner, run_id)
+    await in_thread(operations.dismiss, harness.owner, run_id)
     assert (await terminal(queued)).status == "completed"
-    await stage.assert_sendable()
+    await harness.assert_sendable()
 
 
-async def test_a_waiting_run_stays_when_the_server_leaves(stage, servers):
-    stage.script.add(call("ask", question="Really?"), say("Then so be it."))
-    run_id = await stage.start()
+async def test_a_waiting_run_stays_when_the_server_leaves(harness, servers):
+    harness.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await harness.start()
     waiting = await status(run_id, "waiting")
 
     await servers.leave()
     await servers.start()
 
-    await in_thread(operations.answer, stage.owner, run_id, {waiting.questions[0]["id"]: "No"})
+    await in_thread(operations.answer, harness.owner, run_id, {waiting.questions[0]["id"]: "No"})
     assert (await terminal(run_id)).status == "completed"
-    assert stage.marks.read() == ["answered No"]
+    assert harness.marks.read() == ["answered No"]
 
 
-async def test_a_tool_that_begins_while_the_server_leaves_is_known_to_have_begun(stage, servers, serve):
+async def test_a_tool_that_begins_while_the_server_leaves_is_known_to_have_begun(harness, servers, serve):
     """What says so to the log waits behind what the model said, and the graph is being stopped."""
 
     @tool
     async def pay() -> str:
         """Pay."""
-        stage.marks.write("paid")
-        for execution in process.current.executions.values():
+        harness.marks.write("paid")
+        for execution in this_process.engine.executions.values():
             execution.stop(StopReason.SHUTDOWN)
         await asyncio.sleep(60)
         return "paid"
 
     serve(lambda: fan_out_graph(ScriptedModel(call("pay"), say("Done.")), [pay]))
-    ended = await interrupted(await stage.start())
+    ended = await interrupted(await harness.start())
 
-    assert stage.marks.read() == ["paid"]
+    assert harness.marks.read() == ["paid"]
     assert (await in_thread(ToolCall.objects.get)).effect == "unknown"
     run = await in_thread(Run.objects.select_related("session").get, id=ended.id)
-    assert not await safety.is_safe(run, process.current.checkpoints)
+    assert not await safety.is_safe(run, this_process.engine.checkpoints)

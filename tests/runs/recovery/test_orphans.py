@@ -16,27 +16,27 @@ from runs.memory.checkpoints import Checkpoints
 from runs.models import Leftover, Session
 from runs.recovery import orphans, sweep
 from tests.fakes import say
-from tests.runs.stage import open_stage
+from tests.runs.harness import open_harness
 from tests.runs.waiting import terminal
 
 
 @pytest.fixture
-async def stage(engine, alice, serve, tmp_path):
-    async with open_stage(alice, serve, tmp_path / "marks") as opened:
+async def harness(engine, alice, serve, tmp_path):
+    async with open_harness(alice, serve, tmp_path / "marks") as opened:
         yield opened
 
 
-async def turn(stage):
+async def turn(harness):
     """A turn whose words are in the checkpoints."""
-    stage.script.add(say("A secret."))
-    await terminal(await stage.start())
-    assert await saved(stage)
+    harness.script.add(say("A secret."))
+    await terminal(await harness.start())
+    assert await saved(harness)
 
 
-async def saved(stage):
+async def saved(harness):
     """Whether there are checkpoints of the session."""
-    config = {"configurable": {"thread_id": stage.session}}
-    return await stage.engine.checkpoints.reader().aget_tuple(config) is not None
+    config = {"configurable": {"thread_id": harness.session}}
+    return await harness.engine.checkpoints.reader().aget_tuple(config) is not None
 
 
 def leftover(**age):
@@ -64,18 +64,18 @@ class Broken:
             self.deleted.append(one)
 
 
-async def test_a_deletion_that_comes_to_its_end_leaves_nothing_behind(stage):
-    await turn(stage)
-    await operations.delete_session(stage.owner, stage.session)
-    assert not await saved(stage)
+async def test_a_deletion_that_comes_to_its_end_leaves_nothing_behind(harness):
+    await turn(harness)
+    await operations.delete_session(harness.owner, harness.session)
+    assert not await saved(harness)
     assert not await in_thread(Leftover.objects.exists)
 
 
 @pytest.mark.parametrize(
     "error", [OperationalError("it is away"), asyncio.CancelledError("the process dies")]
 )
-async def test_the_sweep_deletes_the_checkpoints_that_a_deletion_left(stage, monkeypatch, error):
-    await turn(stage)
+async def test_the_sweep_deletes_the_checkpoints_that_a_deletion_left(harness, monkeypatch, error):
+    await turn(harness)
 
     async def delete(checkpoints, ids):
         raise error
@@ -83,25 +83,25 @@ async def test_the_sweep_deletes_the_checkpoints_that_a_deletion_left(stage, mon
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "delete", delete)
         with pytest.raises(type(error)):
-            await operations.delete_session(stage.owner, stage.session)
+            await operations.delete_session(harness.owner, harness.session)
     assert not await in_thread(Session.objects.exists)
     with pytest.raises(NotFound):
-        await operations.delete_session(stage.owner, stage.session)
-    assert await saved(stage)
+        await operations.delete_session(harness.owner, harness.session)
+    assert await saved(harness)
 
-    await stage.engine.sweep()
-    assert await saved(stage)  # whoever deletes may be at it still
+    await harness.engine.sweep()
+    assert await saved(harness)  # whoever deletes may be at it still
 
     await in_thread(later)
-    swept = await sweep.recover(stage.engine.checkpoints)
+    swept = await sweep.recover(harness.engine.checkpoints)
     assert swept.deletions_finished == 1
-    assert not await saved(stage)
+    assert not await saved(harness)
     assert not await in_thread(Leftover.objects.exists)
 
 
-async def test_a_deletion_whose_request_is_cut_off_is_finished_by_the_sweep(stage, monkeypatch):
+async def test_a_deletion_whose_request_is_cut_off_is_finished_by_the_sweep(harness, monkeypatch):
     """A server may end a request with its connection."""
-    await turn(stage)
+    await turn(harness)
     reached = asyncio.Event()
 
     async def delete(checkpoints, ids):
@@ -110,15 +110,15 @@ async def test_a_deletion_whose_request_is_cut_off_is_finished_by_the_sweep(stag
 
     with monkeypatch.context() as patched:
         patched.setattr(Checkpoints, "delete", delete)
-        deleting = asyncio.create_task(operations.delete_session(stage.owner, stage.session))
+        deleting = asyncio.create_task(operations.delete_session(harness.owner, harness.session))
         await reached.wait()
         deleting.cancel()
         await asyncio.gather(deleting, return_exceptions=True)
-    assert await saved(stage)
+    assert await saved(harness)
 
     await in_thread(later)
-    await stage.engine.sweep()
-    assert not await saved(stage)
+    await harness.engine.sweep()
+    assert not await saved(harness)
     assert not await in_thread(Leftover.objects.exists)
 
 

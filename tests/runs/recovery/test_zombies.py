@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 from django.db import OperationalError
 
-from runs import operations, process
+from runs import operations, this_process
 from runs.foundation.database import in_thread
 from runs.lifecycle import questions, queue
 from runs.memory.checkpoints import process_checkpoints
@@ -19,7 +19,7 @@ from tests.runs.servers import lose_process, servers_of_a_test
 from tests.runs.waiting import PATIENCE, event, status, terminal, until
 
 
-async def everything(stage, run_id):
+async def everything(harness, run_id):
     """All that is stored of a run and of its session's checkpoints, but for what a straggler may add."""
 
     def rows():
@@ -31,7 +31,7 @@ async def everything(stage, run_id):
         )
 
     async with process_checkpoints() as checkpoints:
-        config = {"configurable": {"thread_id": stage.session}}
+        config = {"configurable": {"thread_id": harness.session}}
         stored = [
             (found.config["configurable"]["checkpoint_id"], len(found.pending_writes or ()))
             async for found in checkpoints.reader().alist(config)
@@ -42,14 +42,14 @@ async def everything(stage, run_id):
 @pytest.mark.parametrize("tool", ["hang", "hang_async"])
 @pytest.mark.parametrize("how", ["reclaimed", "force-cancelled", "given up"])
 async def test_what_lost_its_run_changes_nothing_when_it_wakes_up(
-    stage, servers, settings, olivia, release, how, tool
+    harness, servers, settings, olivia, release, how, tool
 ):
     settings.RUNS_CANCEL_GRACE = 0.2
-    stage.script.add(call(tool), say("From the grave."))
-    run_id = await stage.start()
-    await stage.marks.seen(f"{tool} started")
+    harness.script.add(call(tool), say("From the grave."))
+    run_id = await harness.start()
+    await harness.marks.seen(f"{tool} started")
     await event(run_id, "tool.started")
-    supervisor = process.current
+    supervisor = this_process.engine
     execution = next(iter(supervisor.executions.values()))
     if how == "reclaimed":
         await in_thread(lose_process, supervisor)
@@ -59,59 +59,59 @@ async def test_what_lost_its_run_changes_nothing_when_it_wakes_up(
     elif how == "force-cancelled":
         await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
     else:
-        await stage.cancel(run_id)
+        await harness.cancel(run_id)
     await terminal(run_id)
     await execution.ended.wait()
-    before = await everything(stage, run_id)
-    calls = len(stage.provider.calls)
+    before = await everything(harness, run_id)
+    calls = len(harness.provider.calls)
 
     release.set()
-    await stage.marks.seen(f"{tool} ended")
+    await harness.marks.seen(f"{tool} ended")
     await until(lambda: not supervisor.stragglers, what="the straggler's end")
 
-    assert await everything(stage, run_id) == before
-    assert len(stage.provider.calls) == calls
-    stage.script.clear()
+    assert await everything(harness, run_id) == before
+    assert len(harness.provider.calls) == calls
+    harness.script.clear()
     if how == "reclaimed":
-        await in_thread(operations.dismiss, stage.owner, run_id)
-    await stage.assert_next_completes()
-    await stage.assert_sendable()
+        await in_thread(operations.dismiss, harness.owner, run_id)
+    await harness.assert_next_completes()
+    await harness.assert_sendable()
 
 
 async def test_a_turn_is_not_disturbed_by_one_before_it_that_was_not_told_of_its_end(
-    stage, servers, settings, olivia, release, monkeypatch
+    harness, servers, settings, olivia, release, monkeypatch
 ):
     """The notice is lost, and the earlier execution's tool comes to its result while the next turn runs."""
     settings.RUNS_HEARTBEAT = 60
     settings.RUNS_CANCEL_GRACE = 0.2
     monkeypatch.setattr("runs.live.notices.stop_execution", lambda run, *, fenced: None)
-    stage.script.add(call("slow_sync", seconds=60))
-    run_id = await stage.start("first")
+    harness.script.add(call("slow_sync", seconds=60))
+    run_id = await harness.start("first")
     await event(run_id, "tool.started")
     await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
-    stage.script.add(Round(numbered(2), Hold("second"), text(" end")))
-    second = await stage.start("second")
-    await stage.script.gate("second").reached()
-    before = await everything(stage, run_id)
+    harness.script.add(Round(numbered(2), Hold("second"), text(" end")))
+    second = await harness.start("second")
+    await harness.script.gate("second").reached()
+    before = await everything(harness, run_id)
 
     release.set()
-    await stage.marks.seen("slow_sync ended")
-    earlier = process.current.executions.get((await stage.run(run_id)).id)
+    await harness.marks.seen("slow_sync ended")
+    earlier = this_process.engine.executions.get((await harness.run(run_id)).id)
     if earlier is not None:
         await earlier.ended.wait()
 
-    assert (await everything(stage, run_id))[1] == before[1]
-    stage.script.gate("second").open()
+    assert (await everything(harness, run_id))[1] == before[1]
+    harness.script.gate("second").open()
     assert (await terminal(second)).status == "completed"
-    assert len(stage.provider.calls) == 2
-    await stage.assert_sendable()
-    assert [m["text"] for m in await stage.history() if m["role"] == "user"] == ["first", "second"]
+    assert len(harness.provider.calls) == 2
+    await harness.assert_sendable()
+    assert [m["text"] for m in await harness.history() if m["role"] == "user"] == ["first", "second"]
 
 
-async def test_a_worker_that_was_taken_for_dead_signs_on_again(stage, servers):
-    supervisor = process.current
+async def test_a_worker_that_was_taken_for_dead_signs_on_again(harness, servers):
+    supervisor = this_process.engine
     await in_thread(Worker.objects.filter(id=supervisor.id).delete)
-    run_id = await stage.start()  # which it cannot claim: it is dead
+    run_id = await harness.start()  # which it cannot claim: it is dead
 
     await supervisor.beat()
     await supervisor.sweep()
@@ -132,41 +132,41 @@ async def test_a_worker_beats_while_its_sweep_waits(transactional_db, settings, 
         monkeypatch.setattr(sweep, "recover", recover)
         async with asyncio.timeout(10 * PATIENCE):
             await sweeping.wait()
-        found = Worker.objects.filter(id=process.current.id)
+        found = Worker.objects.filter(id=this_process.engine.id)
         before = (await in_thread(found.get)).heartbeat_at
         await until(found.filter(heartbeat_at__gt=before).exists, what="a heartbeat")
         may_end.set()
 
 
-async def test_a_living_worker_and_a_waiting_run_are_never_reclaimed(stage, servers):
-    stage.script.add(call("ask", question="Really?"))
-    asked = await stage.start()
+async def test_a_living_worker_and_a_waiting_run_are_never_reclaimed(harness, servers):
+    harness.script.add(call("ask", question="Really?"))
+    asked = await harness.start()
     await status(asked, "waiting")
-    await stage.open_session()
-    streaming = await cut_in_answer(stage)
+    await harness.open_session()
+    streaming = await cut_in_answer(harness)
 
     swept = await in_thread(sweep.sweep, uuid4())
 
     assert (swept.workers_lost, swept.runs_interrupted) == (0, 0)
-    assert (await stage.run(streaming)).status == "running"
+    assert (await harness.run(streaming)).status == "running"
     await in_thread(Worker.objects.all().delete)
     await in_thread(sweep.sweep, uuid4())
-    assert (await stage.run(asked)).status == "waiting"
-    assert (await stage.run(streaming)).status == "interrupted"
+    assert (await harness.run(asked)).status == "waiting"
+    assert (await harness.run(streaming)).status == "interrupted"
 
 
-async def test_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(stage, servers, monkeypatch):
-    run_id = await cut_in_answer(stage)
+async def test_a_cancel_that_was_recorded_elsewhere_is_found_by_the_heartbeat(harness, servers, monkeypatch):
+    run_id = await cut_in_answer(harness)
     monkeypatch.setattr("runs.live.notices.stop_execution", lambda run, *, fenced: None)
-    await stage.cancel(run_id)
-    assert (await snapshot(stage))["cancellation_pending"] is True
+    await harness.cancel(run_id)
+    assert (await snapshot(harness))["cancellation_pending"] is True
 
-    await process.current.beat()
+    await this_process.engine.beat()
 
     assert (await terminal(run_id)).status == "cancelled"
 
 
-async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, servers, monkeypatch):
+async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(harness, servers, monkeypatch):
     claim, lost = queue.claim, []
 
     def claim_and_lose_the_answer(*of):
@@ -175,20 +175,20 @@ async def test_a_claim_whose_answer_was_lost_ends_at_the_second_sweep(stage, ser
 
     with monkeypatch.context() as patched:
         patched.setattr(queue, "claim", claim_and_lose_the_answer)
-        run_id = await stage.start()
-        await until(lambda: lost and not process.current._claims, what="a claim without an answer")
-    stage.script.add(say("Here it is."))
-    await process.current.sweep()
-    assert (await stage.run(run_id)).status == "running"
+        run_id = await harness.start()
+        await until(lambda: lost and not this_process.engine._claims, what="a claim without an answer")
+    harness.script.add(say("Here it is."))
+    await this_process.engine.sweep()
+    assert (await harness.run(run_id)).status == "running"
 
-    await process.current.sweep()
+    await this_process.engine.sweep()
 
-    assert (await stage.run(run_id)).status == "interrupted"
-    resumed_run = await in_thread(operations.resume, stage.owner, run_id)
+    assert (await harness.run(run_id)).status == "interrupted"
+    resumed_run = await in_thread(operations.resume, harness.owner, run_id)
     assert (await terminal(resumed_run["id"])).status == "completed"
 
 
-async def test_what_is_executed_or_being_claimed_is_no_stray(stage, servers, monkeypatch):
+async def test_what_is_executed_or_being_claimed_is_no_stray(harness, servers, monkeypatch):
     claim, committed, may_return = queue.claim, threading.Event(), threading.Event()
 
     def claim_slowly(*of):
@@ -197,27 +197,27 @@ async def test_what_is_executed_or_being_claimed_is_no_stray(stage, servers, mon
         may_return.wait(60)
         return found
 
-    stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
+    harness.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
     with monkeypatch.context() as patched:
         patched.setattr(queue, "claim", claim_slowly)
-        run_id = await stage.start()
+        run_id = await harness.start()
         await until(committed.is_set)
         for _ in range(3):
-            await process.current.sweep()
+            await this_process.engine.sweep()
         may_return.set()
         await event(run_id, "message.delta")
     for _ in range(3):
-        await process.current.sweep()
-    stage.script.gate("middle").open()
+        await this_process.engine.sweep()
+    harness.script.gate("middle").open()
 
     assert (await terminal(run_id)).status == "completed"
 
 
 async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_that_goes_on(
-    stage, servers, monkeypatch
+    harness, servers, monkeypatch
 ):
     """The reply to its question's commit is lost, and the user answers before it has asked again."""
-    stage.script.add(call("ask", question="Go?"))
+    harness.script.add(call("ask", question="Go?"))
     wait, lost = questions.wait, []
 
     def wait_and_lose_the_reply(*of):
@@ -228,18 +228,18 @@ async def test_an_execution_that_asks_and_learns_it_late_does_not_hide_the_one_t
         return waits
 
     monkeypatch.setattr(questions, "wait", wait_and_lose_the_reply)
-    run_id = await stage.start()
+    run_id = await harness.start()
     asked = await status(run_id, "waiting")
-    first = process.current.executions[asked.id]
-    stage.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
+    first = this_process.engine.executions[asked.id]
+    harness.script.add(Round(numbered(2), Hold("middle"), numbered(2)))
 
-    await in_thread(operations.answer, stage.owner, run_id, {one["id"]: "Yes" for one in asked.questions})
+    await in_thread(operations.answer, harness.owner, run_id, {one["id"]: "Yes" for one in asked.questions})
 
     await event(run_id, "message.delta")
     await first.ended.wait()
     await asyncio.sleep(0)
-    assert process.current.executions.get(asked.id) not in (None, first)
+    assert this_process.engine.executions.get(asked.id) not in (None, first)
     for _ in range(2):
-        await process.current.sweep()
-    stage.script.gate("middle").open()
+        await this_process.engine.sweep()
+    harness.script.gate("middle").open()
     assert (await terminal(run_id)).status == "completed"

@@ -10,7 +10,7 @@ from runs.foundation.database import in_thread
 from runs.lifecycle import questions, queue
 from runs.models import Cancellation, Run
 from tests.fakes import Marks, Round, ScriptedModel, Silence, call, fan_out_graph, say, tools
-from tests.runs.stage import open_stage
+from tests.runs.harness import open_harness
 from tests.runs.waiting import PATIENCE, at_rest, log_of, terminal, until
 
 
@@ -104,8 +104,8 @@ async def test_a_cancel_of_the_next_claim_is_not_lost_to_the_execution_before(
     monkeypatch.setattr(queue, "claim", claim_and_be_cancelled)
     monkeypatch.setattr(engine, "_marks", list)
     rounds = [call("ask", question="Really?"), Round(Silence())]
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=rounds) as stage:
-        assert (await terminal(await stage.start())).status == "cancelled"
+    async with open_harness(alice, serve, tmp_path / "marks", rounds=rounds) as harness:
+        assert (await terminal(await harness.start())).status == "cancelled"
 
 
 async def test_a_heartbeat_does_not_stop_the_next_claim_for_the_state_of_the_one_before(
@@ -145,10 +145,10 @@ async def test_a_heartbeat_does_not_stop_the_next_claim_for_the_state_of_the_one
     monkeypatch.setattr(questions, "wait", wait_and_be_looked_at)
     monkeypatch.setattr(queue, "claim", claim_and_say_so)
     rounds = [call("ask", question="Really?"), Round(Silence())]
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=rounds) as stage:
-        run_id = await stage.start()
+    async with open_harness(alice, serve, tmp_path / "marks", rounds=rounds) as harness:
+        run_id = await harness.start()
         await until(Run.objects.filter(id=run_id, llm_calls=2).exists, what="the call behind the answer")
-        assert (await stage.cancelled(run_id)).status == "cancelled"
+        assert (await harness.cancelled(run_id)).status == "cancelled"
 
 
 async def test_an_execution_that_is_fenced_before_it_begins_writes_no_checkpoint(
@@ -171,13 +171,13 @@ async def test_an_execution_that_is_fenced_before_it_begins_writes_no_checkpoint
         return run
 
     monkeypatch.setattr(storage, "write", note)
-    async with open_stage(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as stage:
-        first = await stage.start()
+    async with open_harness(alice, serve, tmp_path / "marks", rounds=[Round(Silence())]) as harness:
+        first = await harness.start()
         await until(Run.objects.filter(id=first, llm_calls=1).exists, what="the first call")
         await in_thread(operators.force_cancel, olivia, first, "now")
         await at_rest(engine)
-        assert not (await stage.run(first)).repaired
+        assert not (await harness.run(first)).repaired
         monkeypatch.setattr(queue, "claim", claim_and_be_forced)
-        assert (await terminal(await stage.start("again"))).status == "cancelled"
+        assert (await terminal(await harness.start("again"))).status == "cancelled"
         await at_rest(engine)
     assert writes == []

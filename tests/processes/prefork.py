@@ -1,12 +1,12 @@
-"""``python -m tests.processes.nursery``: bears processes of the product that have imported everything before.
+"""``python -m tests.processes.prefork``: forks processes of the product that have imported everything before.
 
 A process of ours takes five seconds of a processor to import what it needs. Where dozens are killed and
 started again within a minute, nothing else would be measured; so one process imports, and forks for each that
 is wanted. What a child does after that is what ``manage.py`` does.
 
 It is told on its standard input, a JSON object on a line: ``{"command", "environment", "output", "errors"}``,
-and tells on its standard output: ``{"born": pid}`` in the order it was told, ``{"died": pid, "code"}``. When
-its input ends, all children are killed and it is gone.
+and tells on its standard output: ``{"forked": pid}`` in the order it was told, ``{"died": pid, "code"}``.
+When its input ends, it kills all children and exits.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ def main() -> None:
                 break
             *lines, unread = (unread + told).split(b"\n")
             for line in lines:
-                children.add(pid := bear(**json.loads(line)))
-                tell(born=pid)
+                children.add(pid := spawn(**json.loads(line)))
+                tell(forked=pid)
         for pid in list(children):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
@@ -74,7 +74,7 @@ def tell(**words: object) -> None:
     print(json.dumps(words), flush=True)
 
 
-def bear(command: list[str], environment: dict[str, str], output: str | Path, errors: str | Path) -> int:
+def spawn(command: list[str], environment: dict[str, str], output: str | Path, errors: str | Path) -> int:
     """Fork a child that is ``manage.py`` with this command; its process id."""
     if pid := os.fork():
         return pid
@@ -101,7 +101,7 @@ def bear(command: list[str], environment: dict[str, str], output: str | Path, er
 
 
 class Child:
-    """A process that a nursery bore."""
+    """A process that was forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -123,7 +123,7 @@ class Child:
         self._ended.set()
 
 
-class Nursery:
+class Prefork:
     """The other end of it. An asynchronous context manager."""
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -131,15 +131,15 @@ class Nursery:
         self._wanted: list[asyncio.Future[Child]] = []  # futures, in the order they were asked for
         self._children: dict[int, Child] = {}
 
-    async def __aenter__(self) -> "Nursery":
+    async def __aenter__(self) -> "Prefork":
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.processes.nursery"),
+            *(sys.executable, "-m", "tests.processes.prefork"),
             cwd=ROOT,
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        self._hearing = asyncio.create_task(self._hear(), name="nursery")
+        self._hearing = asyncio.create_task(self._hear(), name="prefork")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -148,23 +148,23 @@ class Nursery:
         await self._process.wait()
         await self._hearing
 
-    async def bear(
+    async def spawn(
         self, command: list[str], environment: dict[str, str], output: str | Path, errors: str | Path
     ) -> Child:
         """A new Child."""
         assert self._process.stdin is not None
-        born = asyncio.get_running_loop().create_future()
-        self._wanted.append(born)
+        forked = asyncio.get_running_loop().create_future()
+        self._wanted.append(forked)
         asked = {"command": command, "environment": environment, "output": str(output), "errors": str(errors)}
         self._process.stdin.write(json.dumps(asked).encode() + b"\n")
-        return await born
+        return await forked
 
     async def _hear(self) -> None:
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             told = json.loads(line)
-            if "born" in told:
-                child = self._children[told["born"]] = Child(told["born"])
+            if "forked" in told:
+                child = self._children[told["forked"]] = Child(told["forked"])
                 self._wanted.pop(0).set_result(child)
             else:
                 self._children.pop(told["died"]).ended(told["code"])

@@ -1,4 +1,4 @@
-"""A stage for whole turns: alice, a strict provider over HTTP, test tools, and questions afterwards."""
+"""A harness for whole turns: alice, a strict provider over HTTP, test tools, and questions afterwards."""
 
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import StateGraph
 from pydantic import SecretStr
 
-from runs import agents, operations, process
+from runs import agents, operations, this_process
 from runs.foundation.database import in_thread
 from runs.models import Run
 from runs.wire import contract
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from runs.worker.engine import Engine
 
 
-class Stage:
+class Harness:
     """One provider, one agent, one session of alice's."""
 
     def __init__(self, owner: "User", provider: ScriptedProvider, marks: Marks) -> None:
@@ -41,8 +41,8 @@ class Stage:
     @property
     def engine(self) -> "Engine":
         """The engine of this process."""
-        assert process.current is not None
-        return process.current
+        assert this_process.engine is not None
+        return this_process.engine
 
     async def open_session(self) -> str:
         """A new session; later turns go there."""
@@ -93,7 +93,7 @@ class Stage:
 
 
 @asynccontextmanager
-async def open_stage(
+async def open_harness(
     owner: "User",
     serve: Callable[..., None],
     marks_path: Path,
@@ -103,8 +103,8 @@ async def open_stage(
     release: threading.Event | None = None,
     policy: Mapping[str, Any] | None = None,
     **options: Any,
-) -> AsyncIterator[Stage]:
-    """A stage whose agent has the shape ``build``, all the test tools, and this policy."""
+) -> AsyncIterator[Harness]:
+    """A harness whose agent has the shape ``build``, all the test tools, and this policy."""
     async with ScriptedProvider(strict=True, **options) as provider:
         provider.script.add(*rounds)
         model = ChatOpenAI(
@@ -117,6 +117,6 @@ async def open_stage(
         )
         marks = Marks(marks_path)
         serve(agents.agent(**(policy or {}))(lambda: build(model, tools(marks, release))))
-        stage = Stage(owner, provider, marks)
-        await stage.open_session()
-        yield stage
+        harness = Harness(owner, provider, marks)
+        await harness.open_session()
+        yield harness

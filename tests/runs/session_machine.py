@@ -3,7 +3,7 @@
 One thread, one transaction that is rolled back at the end: what interleaves are the steps of workers, users,
 operators and sweeps. What two transactions do to each other at the same moment is not seen here. Single steps
 meet each other by chance; where a fault takes a chain of them, one rule does the chain. What has to hold
-after each step is in ``truths``.
+after each step is in ``invariants``.
 """
 
 import os
@@ -21,7 +21,7 @@ from hypothesis.strategies import SearchStrategy
 
 from runs.errors import IdempotencyConflict, Invalid, NotInterrupted, NotWaiting, QueueFull, RunActive
 from runs.foundation.host import this_host
-from runs.lifecycle import admission, cancelling, endings, liveness, questions, queue
+from runs.lifecycle import admission, cancel_requests, endings, liveness, questions, queue
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.log import tool_calls, writer
@@ -41,8 +41,8 @@ from runs.states import (
 )
 from runs.wire import encoding
 from runs.worker import graph_input
+from tests.runs.invariants import Truths, claimable, undecided, undone
 from tests.runs.servers import NO_PROCESS
-from tests.runs.truths import Truths, claimable, undecided, undone
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -92,7 +92,7 @@ def _arguments(name: str) -> SearchStrategy[Step]:
     return st.tuples(st.just(name), STEPS[name][1])
 
 
-class Lives(Truths, RuleBasedStateMachine):
+class SessionMachine(Truths, RuleBasedStateMachine):
     """Two sessions, workers that come and go, and everybody who may do something to a run."""
 
     lives = 0  # begun so far, of all
@@ -100,7 +100,7 @@ class Lives(Truths, RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Everything, and one run that is executed."""
-        Lives.lives += 1
+        SessionMachine.lives += 1
         self.set_up()
         self.workers: list[UUID] = []
         self.executions: list[Execution] = []
@@ -210,7 +210,7 @@ class Lives(Truths, RuleBasedStateMachine):
         if new is not None:
             self.counted[new.id]["message_count"] = int(how == Resolution.RETRIED)
             queued = Run.objects.filter(session=new.session_id, status=RunStatus.QUEUED)
-            assert new.id == queued.order_by("line").values_list("id", flat=True).first(), (
+            assert new.id == queued.order_by("queue_place").values_list("id", flat=True).first(), (
                 "what goes on is not the first in line"
             )
 
@@ -221,7 +221,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in of], i)
         if run is None:
             return
-        operation = cancelling.request_cancel(run.id, **self.who("user"))
+        operation = cancel_requests.request_cancel(run.id, **self.who("user"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL and run.status != RunStatus.CANCELLED:
             assert operation is None, "a cancel of what had ended was recorded"
@@ -240,7 +240,7 @@ class Lives(Truths, RuleBasedStateMachine):
     @step(1, n=SESSION)
     def cancel_session(self, n: int) -> None:
         active = [run for run in self.of(n) if run.status in ACTIVE]
-        operation = cancelling.request_session_cancel(self.sessions[n], **self.who("user"))
+        operation = cancel_requests.request_session_cancel(self.sessions[n], **self.who("user"))
         for run in Run.objects.filter(id__in=[run.id for run in active]):
             assert run.cancel_requested_at is not None, f"{run.status} survived the session's cancel"
         first = [run for run in active if run.status in OCCUPYING] or sorted(active, key=line)
@@ -253,7 +253,7 @@ class Lives(Truths, RuleBasedStateMachine):
         run = self.pick([run for run in self.of(n) if run.status in ACTIVE] or self.of(n), i)
         if run is None:
             return
-        operation = cancelling.force_cancel(run.id, **self.who("operator"))
+        operation = cancel_requests.force_cancel(run.id, **self.who("operator"))
         after = Run.objects.get(id=run.id)
         if run.status in TERMINAL:
             assert (operation is not None) == (run.status == RunStatus.CANCELLED), "an end was rewritten"
@@ -481,7 +481,7 @@ class Lives(Truths, RuleBasedStateMachine):
         """A sweeper that found a cancel overdue, and was held up."""
         found = self.pick([one for one in self.cancels if one.settled_at is not None], -i)
         if found is not None:
-            assert not cancelling.time_out_cancellation(found.id), "a cancel was settled for another"
+            assert not cancel_requests.time_out_cancellation(found.id), "a cancel was settled for another"
 
     @step(2, i=ANY)
     def reclaim_late(self, i: int) -> None:
@@ -567,7 +567,7 @@ class Lives(Truths, RuleBasedStateMachine):
             elif what == "late":
                 self.time_out_late(0)
             elif what == "forced":
-                cancelling.force_cancel(execution.run_id, **self.who("operator"))
+                cancel_requests.force_cancel(execution.run_id, **self.who("operator"))
             elif what in LOSSES:
                 self.lose(execution, what)
             else:
@@ -708,7 +708,7 @@ def place(run: Run) -> int:
 
 
 def line(run: Run) -> int:
-    return run.line
+    return run.queue_place
 
 
 _CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]

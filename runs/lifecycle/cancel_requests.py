@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from runs.lifecycle import cancellation, dispatch, endings, liveness
+from runs.lifecycle import cancel_operations, dispatch, endings, liveness
 from runs.lifecycle.locks import locked_run, locked_session
 from runs.live import notices
 from runs.models import Cancellation, Run, Session
@@ -24,18 +24,18 @@ def request_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any)
     asked = {"source": source, "reason": reason, "requested_by": requested_by}
     with locked_run(run_id) as (session, run):
         if run.is_terminal:
-            return cancellation.of_ended(run)
+            return cancel_operations.of_ended(run)
         expected = {"status": run.status, "claim": run.claim}
         if run.status != RunStatus.RUNNING:
             if endings.end(session, run, RunStatus.CANCELLED, expected, asked=asked):
-                return cancellation.of_ended(run)
+                return cancel_operations.of_ended(run)
         elif (operation := _accept(session, run, asked)) is not None:
             if run.worker is not None and not liveness.is_dead(run.worker):
                 notices.stop_execution(run, fenced=False)
                 return operation
             notices.stop_execution(run, fenced=True)  # in case it lives after all
             if endings.end(session, run, RunStatus.CANCELLED, expected, outcome=CancelOutcome.RECONCILED):
-                return cancellation.of_ended(run)
+                return cancel_operations.of_ended(run)
     return request_cancel(run_id, **asked)  # somebody was first: look again
 
 
@@ -49,7 +49,7 @@ def request_session_cancel(
     """
     operations: list[Cancellation | None] = []
     with locked_session(session_id) as session:
-        active = Run.objects.filter(session=session, status__in=ACTIVE).order_by("position", "line")
+        active = Run.objects.filter(session=session, status__in=ACTIVE).order_by("position", "queue_place")
         # SQLite and PostgreSQL sort nulls differently: those that left the queue come first.
         for run in sorted(active, key=lambda run: run.status == RunStatus.QUEUED):
             operation = request_cancel(run.id, source=source, reason=reason, requested_by=requested_by)
@@ -65,7 +65,7 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
     asked = {"source": source, "reason": reason, "requested_by": requested_by}
     with locked_run(run_id) as (session, run):
         if run.is_terminal:
-            return cancellation.of_ended(run)
+            return cancel_operations.of_ended(run)
         expected = {"status": run.status, "claim": run.claim}
         was_running = run.status == RunStatus.RUNNING
         if was_running:
@@ -82,7 +82,7 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
                 outcome=outcome,
                 escalated=was_running,
             ):
-                return cancellation.of_ended(run)
+                return cancel_operations.of_ended(run)
     return force_cancel(run_id, **asked)  # somebody was first: look again
 
 
@@ -92,19 +92,19 @@ def time_out_cancellation(cancellation_id: UUID) -> bool:
     if run_id is None:
         return False
     with locked_run(run_id) as (session, _):
-        overdue = cancellation.unsettled(session)
+        overdue = cancel_operations.unsettled(session)
         if overdue is None or overdue.id != cancellation_id:
             return False
-        return cancellation.settle(session, overdue, CancelOutcome.TIMED_OUT)
+        return cancel_operations.settle(session, overdue, CancelOutcome.TIMED_OUT)
 
 
 def _accept(session: Session, run: Run, asked: Mapping[str, Any]) -> Cancellation | None:
     """The operation in progress on a running run, or one that is opened now; None if it runs no more."""
-    operation = cancellation.unsettled(session)
+    operation = cancel_operations.unsettled(session)
     if operation is None or operation.run_id != run.id:
         now = timezone.now()
         run.cancel_requested_at = run.cancel_requested_at or now  # the first time stays
         if not run.write(status=RunStatus.RUNNING):
             return None
-        operation = cancellation.accept(session, run, asked, now)
+        operation = cancel_operations.accept(session, run, asked, now)
     return operation

@@ -19,8 +19,8 @@ from runs import statements
 from runs.errors import Fenced
 from runs.lifecycle import (
     admission,
-    cancellation,
-    cancelling,
+    cancel_operations,
+    cancel_requests,
     closing_events,
     dispatch,
     endings,
@@ -41,8 +41,8 @@ from runs.models import Cancellation, Run, Session, ToolCall, Worker
 from runs.recovery import sweep
 from runs.states import ACTIVE, OCCUPYING, Effect, Resolution, RunStatus
 from runs.worker import graph_input
-from tests.runs.lives import Lives
 from tests.runs.memory.writes import Writes
+from tests.runs.session_machine import SessionMachine
 
 Function: TypeAlias = Callable[..., Any]
 Twin: TypeAlias = Callable[[Any], Any]  # makes the broken one of what stands there
@@ -70,7 +70,7 @@ def claims(choose: Callable[[list[Run]], list[Run]]) -> Break:
 
     def twin(original: Function) -> Function:
         def following(session_id: UUID) -> UUID | None:
-            found = choose(list(Run.objects.filter(session=session_id).order_by("line")))
+            found = choose(list(Run.objects.filter(session=session_id).order_by("queue_place")))
             return found[0].id if found else None
 
         return following
@@ -135,14 +135,14 @@ def _moves_the_mark(original: Function) -> Function:
 def _spares_the_queue(original: Function) -> Function:
     def request(session_id: UUID, **asked: Any) -> Cancellation | None:
         active = Run.objects.filter(session=session_id, status__in=OCCUPYING).first()
-        return cancelling.request_cancel(active.id, **asked) if active else None
+        return cancel_requests.request_cancel(active.id, **asked) if active else None
 
     return request
 
 
 def _tells_of_the_queue(original: Function) -> Function:
     def request(session_id: UUID, **asked: Any) -> Cancellation | None:
-        active = list(Run.objects.filter(session=session_id, status__in=ACTIVE).order_by("-line"))
+        active = list(Run.objects.filter(session=session_id, status__in=ACTIVE).order_by("-queue_place"))
         original(session_id, **asked)
         return Cancellation.objects.filter(run__in=active[:1]).last()
 
@@ -374,22 +374,22 @@ GUARDS: dict[str, dict[str, Break]] = {
     },
     "An accepted cancel wins": {
         "another ending overrules an accepted cancel": (status, "_no_cancel_before", gives({})),
-        "a second acceptance moves the time of the first": (cancelling, "_accept", _moves_the_mark),
-        "a session's cancel spares the queue": (cancelling, "request_session_cancel", _spares_the_queue),
+        "a second acceptance moves the time of the first": (cancel_requests, "_accept", _moves_the_mark),
+        "a session's cancel spares the queue": (cancel_requests, "request_session_cancel", _spares_the_queue),
         "an interrupting turn spares what is active": (admission, "_cancel_all", nothing),
         "the worker is not told to stop": (notices, "stop_execution", nothing),
     },
     "One operation": {
-        "a second cancel is a second operation": (cancellation, "unsettled", gives(None)),
+        "a second cancel is a second operation": (cancel_operations, "unsettled", gives(None)),
         "a session's cancel answers with the queue's": (
-            cancelling,
+            cancel_requests,
             "request_session_cancel",
             _tells_of_the_queue,
         ),
     },
     "Pending is derived": {
         "a change of pending does not move the revision": (
-            cancellation,
+            cancel_operations,
             "_pending_changes",
             _pending_without_revision,
         ),
@@ -401,16 +401,24 @@ GUARDS: dict[str, dict[str, Break]] = {
         ),
     },
     "Nobody waits for ever": {
-        "an ending leaves its cancel unsettled": (cancellation, "settle_ended", gives(None)),
+        "an ending leaves its cancel unsettled": (cancel_operations, "settle_ended", gives(None)),
         "a cancel of a dead worker's run waits": (liveness, "is_dead", gives(False)),
-        "an overdue cancel is not settled": (cancellation, "settle", gives(True)),
-        "a late sweep settles the next cancel": (cancelling, "time_out_cancellation", _times_out_the_next),
+        "an overdue cancel is not settled": (cancel_operations, "settle", gives(True)),
+        "a late sweep settles the next cancel": (
+            cancel_requests,
+            "time_out_cancellation",
+            _times_out_the_next,
+        ),
         "a sweep settles what is not overdue": (
             predicates,
             "overdue_cancellations",
             lambda _: lambda: Cancellation.objects.filter(settled_at=None),
         ),
-        "the end of a run whose cancel had timed out names none": (cancellation, "of_ended", gives(None)),
+        "the end of a run whose cancel had timed out names none": (
+            cancel_operations,
+            "of_ended",
+            gives(None),
+        ),
         "the sweep forgets dead workers": (liveness, "is_gone", gives(False)),
         "the sweep forgets runs without a worker": (sweep, "_end_without_worker", nothing),
         "a slow worker on SQLite is taken for dead": (
@@ -563,9 +571,9 @@ GUARDS: dict[str, dict[str, Break]] = {
 BREAKS = {name: found for invariant in GUARDS.values() for name, found in invariant.items()}
 
 
-def machine_for(name: str) -> type[Lives] | type[Writes]:
+def machine_for(name: str) -> type[SessionMachine] | type[Writes]:
     """The one that has to notice."""
-    return Writes if name in CHECKPOINTS else Lives
+    return Writes if name in CHECKPOINTS else SessionMachine
 
 
 def break_guard(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -6,4 +6,4 @@ if TYPE_CHECKING:
     from runs.worker.engine import Engine
 
 # None in a process that does not serve, such as a command, and before it serves and afterwards.
-current: "Engine | None" = None
+engine: "Engine | None" = None

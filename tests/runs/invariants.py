@@ -1,4 +1,4 @@
-"""What holds of runs at every moment, whatever happened to them; for the machine in ``lives``.
+"""What holds of runs at every moment, whatever happened to them; for the machine in ``session_machine``.
 
 The database is read after each step and compared with what it was and with what was done. Time stands still
 during a step, and moves on by a second after it.
@@ -18,7 +18,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from runs import process
+from runs import this_process
 from runs.lifecycle import queue
 from runs.live import bus
 from runs.live.bus import Message
@@ -57,7 +57,7 @@ class Truths:
         self.world.enter_context(patch.object(bus, "publish", self.tell))
         self.fenced: set[UUID] = set()
         engine = SimpleNamespace(offer=self.offer, fence=self.fenced.add, watch=None)
-        self.world.enter_context(patch.object(process, "current", engine))
+        self.world.enter_context(patch.object(this_process, "engine", engine))
         self.written = True  # since the last look
         self.world.enter_context(connection.execute_wrapper(self.note_writing))
         self.depth = len(connection.savepoint_ids)

@@ -6,6 +6,7 @@ run, without wrapping a tool.
 """
 
 import contextlib
+import contextvars
 import itertools
 import threading
 from collections import deque
@@ -15,6 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from runs.stopping import containment
 from runs.stopping.cancel_token import CancelToken, current, current_call
 
 P = ParamSpec("P")
@@ -45,7 +47,11 @@ class TrackingExecutor(ThreadPoolExecutor):
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         token = current.get()
         pool = self._others if token is None else self._runs
-        call = SubmittedFunction(pool, token, partial(function, *args, **kwargs))
+        work: Callable[[], T] = partial(function, *args, **kwargs)
+        if token is not None:
+            # run_in_executor leaves the context behind. What belongs to a run is known by it.
+            work = partial(containment.call, partial(contextvars.copy_context().run, work))
+        call = SubmittedFunction(pool, token, work)
         if token is not None and not token.activity.add_thread(call):
             call.cancel()
             return call
@@ -94,7 +100,7 @@ class SubmittedFunction(Future[T]):
         if not self.set_running_or_notify_cancel() or function is None:
             return
         try:
-            result = _call_with_token(self._token, function)
+            result = function()
         except BaseException as error:  # noqa: BLE001 (it is the caller's, who gets it from the future)
             self._leave()
             self.set_exception(error)
@@ -106,17 +112,6 @@ class SubmittedFunction(Future[T]):
     def _leave(self) -> None:
         if self._token is not None:
             self._token.activity.remove_thread(self)
-
-
-def _call_with_token(token: CancelToken | None, function: Callable[[], T]) -> T:
-    """Call a function with ``token`` current: run_in_executor submits it without its context."""
-    if token is None:
-        return function()
-    before = current.set(token)
-    try:
-        return function()
-    finally:
-        current.reset(before)
 
 
 _Inbox: TypeAlias = SimpleQueue[SubmittedFunction[Any] | None]

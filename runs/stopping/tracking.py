@@ -1,4 +1,7 @@
-"""Enters each asyncio task and asynchronous generator that begins in a run's context in its activity."""
+"""Enters each asyncio task and asynchronous generator that begins in a run's context in its activity.
+
+What such a task raises to end the process ends the task only.
+"""
 
 import asyncio
 import sys
@@ -7,6 +10,7 @@ from contextvars import Context
 from typing import Any, TypeAlias
 
 from runs.stopping.cancel_token import current
+from runs.stopping.containment import ContainedCoroutine
 
 Runnable: TypeAlias = Coroutine[Any, Any, Any] | Generator[Any, None, Any]
 
@@ -23,13 +27,15 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
     def factory(
         loop: asyncio.AbstractEventLoop, coroutine: Runnable, /, **options: Any
     ) -> asyncio.Future[Any]:
+        context: Context | None = options.get("context")
+        token = current.get() if context is None else context.get(current)
+        if token is not None and isinstance(coroutine, Coroutine):
+            coroutine = ContainedCoroutine(coroutine)
         task: asyncio.Future[Any]
         if make is None:
             task = asyncio.Task(coroutine, loop=loop, **options)
         else:
             task = make(loop, coroutine, **options)
-        context: Context | None = options.get("context")
-        token = current.get() if context is None else context.get(current)
         if token is not None and isinstance(task, asyncio.Task):
             token.activity.add_task(task)
         return task

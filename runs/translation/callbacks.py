@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -16,6 +17,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, LLMResult
+from langchain_core.tracers.context import register_configure_hook
 from langgraph.constants import TAG_NOSTREAM
 
 from runs.stopping.cancel_token import CancelToken, current_call
@@ -35,8 +37,18 @@ class RaisedErrors:
     of_tools: list[BaseException] = field(default_factory=list)
 
 
+# The handler of the run in whose context we are. LangChain adds it to each callback manager that is made
+# there, also where the code of an agent passes callbacks of its own.
+current: ContextVar["RunCallbacks | None"] = ContextVar("run_callbacks", default=None)
+register_configure_hook(current, inheritable=True)
+
+
 class RunCallbacks(BaseCallbackHandler):
     """Passes each callback on, in the loop's thread and in order. Synchronous nodes call from other threads.
+
+    Once the run is cancelled, it refuses each start of a chain, model or tool and each further piece of a
+    stream, in whatever thread. A refusal is a CancelledError, which no retry and no ``except Exception``
+    takes for a failure.
 
     Once the loop is closed, what a thread that outlived it says is dropped.
     """
@@ -58,6 +70,12 @@ class RunCallbacks(BaseCallbackHandler):
         with contextlib.suppress(RuntimeError):  # the loop has closed
             self._loop.call_soon_threadsafe(method, *args)
 
+    def on_chain_start(self, serialized: dict[str, Any], inputs: Any, **kwargs: Any) -> None:
+        self._token.raise_if_cancelled()
+
+    def on_retriever_start(self, serialized: dict[str, Any], query: str, **kwargs: Any) -> None:
+        self._token.raise_if_cancelled()
+
     def on_chat_model_start(
         self,
         serialized: dict[str, Any],
@@ -68,6 +86,7 @@ class RunCallbacks(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._token.raise_if_cancelled()
         tools = (kwargs.get("invocation_params") or {}).get("tools")
         estimate = sum(estimate_input(history, tools) for history in messages)
         streamed = metadata and TAG_NOSTREAM not in (tags or ())
@@ -76,13 +95,13 @@ class RunCallbacks(BaseCallbackHandler):
     def on_llm_start(
         self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any
     ) -> None:
+        self._token.raise_if_cancelled()
         self._tell(self._messages.llm_started, run_id, sum(map(len, prompts)) // 4, None)
 
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
-        if self._token.cancelled and threading.get_ident() == self._thread:
-            # The cancel came together with this piece, and a wait_for of the model's client has swallowed it
-            # (before Python 3.12 it does).
-            raise asyncio.CancelledError
+        # On the loop, too: a wait_for of the model's client may have swallowed the cancel of the task (before
+        # Python 3.12 it does if the two come together).
+        self._token.raise_if_cancelled()
         if isinstance(chunk, ChatGenerationChunk):
             message = chunk.message
             plain_text = type(token) is str and not getattr(message, "tool_call_chunks", None)
@@ -108,6 +127,7 @@ class RunCallbacks(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        self._token.raise_if_cancelled()
         call_id = kwargs.get("tool_call_id")
         if call_id is not None:
             current_call.set(call_id)  # for what the tool starts in threads

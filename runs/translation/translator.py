@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from runs.foundation.values import clean, to_json
@@ -55,7 +54,8 @@ class LoggedBefore:
 class Translator:
     """The translation of one execution. Made and used on the event loop.
 
-    Give ``callbacks`` to the graph's config, ``feed`` every chunk, and ``close`` in the end whatever the end.
+    Let the graph run where ``handler`` is ``callbacks.current``, ``feed`` every chunk, and ``close`` at the end
+    whatever the end.
     ``on_result`` is called on the loop with the id of each tool call that has returned, even after the end.
     """
 
@@ -86,9 +86,8 @@ class Translator:
             logged=known.messages,
             ends_with_text=known.ends_with_text,
         )
-        handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
-        self.callbacks: list[BaseCallbackHandler] = [handler]
-        self.errors = handler.errors  # what broke so far
+        self.handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
+        self.errors = self.handler.errors  # what broke so far
         self.questions: list[dict[str, Any]] = []  # [{id, value}] that the graph asked the user
 
     def recover(self, namespace: tuple[str, ...], messages: Iterable[BaseMessage]) -> None:

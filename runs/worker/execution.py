@@ -31,6 +31,7 @@ from runs.models import Run
 from runs.states import Effect, ErrorCode, RunStatus
 from runs.stopping import cancel_token, grades, tracking
 from runs.stopping.cancel_token import CancelToken
+from runs.translation import callbacks
 from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
 from runs.worker import graph_input
@@ -145,6 +146,7 @@ class Execution:
         tracking.track_generators()
         context = contextvars.copy_context()
         context.run(cancel_token.current.set, self.token)
+        context.run(callbacks.current.set, self._translator.handler)
         graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
         limits = asyncio.create_task(self._keep_limits(), name=f"limits {self.run.id}")
         try:
@@ -165,7 +167,6 @@ class Execution:
         config: RunnableConfig = {
             "configurable": {"thread_id": str(self.run.session_id)},
             "recursion_limit": settings.RUNS_STEP_LIMIT,
-            "callbacks": self._translator.callbacks,
         }
         chunks: Any = self._graph.astream(
             given,

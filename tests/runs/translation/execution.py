@@ -31,7 +31,7 @@ class Execution:
         """The graph's chunks, ``(namespace, mode, payload)``."""
         if isinstance(turn, str):
             turn = {"messages": [HumanMessage(turn)]}
-        whole = {"configurable": {"thread_id": "1"}, "callbacks": self.translator.callbacks, **config}
+        whole = {"configurable": {"thread_id": "1"}, "callbacks": [self.translator.handler], **config}
         return self.graph.astream(
             turn, cast(RunnableConfig, whole), stream_mode=MODES, subgraphs=True, durability="sync"
         )

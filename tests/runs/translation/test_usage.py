@@ -286,7 +286,7 @@ def graph_on(provider: ScriptedProvider, retry: RetryPolicy | None = None, **opt
 async def drive(graph: Any, translator: Translator) -> None:
     stream = graph.astream(
         {"messages": [HumanMessage("hello there")]},
-        {"callbacks": translator.callbacks},
+        {"callbacks": [translator.handler]},
         stream_mode=["messages", "updates", "tools", "custom"],
         subgraphs=True,
     )

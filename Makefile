@@ -82,7 +82,7 @@ format: $(DEV)
 
 # The versions of everything, for all Pythons and systems, pinned by hash.
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-emit-index-url --no-emit-find-links $(UPGRADE) pyproject.toml
+	--no-emit-index-url --no-emit-find-links --constraints .ci/constraints.txt $(UPGRADE) pyproject.toml
 lock: $(DEV)
 	$(COMPILE) --output-file requirements.txt
 	$(COMPILE) --constraints requirements.txt --extra anthropic --output-file requirements-anthropic.txt

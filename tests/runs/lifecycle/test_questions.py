@@ -7,6 +7,7 @@ from django.utils import timezone
 
 from runs import operations
 from runs.errors import NotWaiting
+from runs.foundation.database import in_thread
 from runs.lifecycle import admission, endings, questions, queue
 from runs.models import Run
 from runs.states import RunStatus
@@ -62,3 +63,22 @@ def test_the_time_until_the_answer_comes_does_not_count(alice, session, worker, 
 
 def duration(owner, run):
     return operations.get_run(owner, run.id)["statistics"]["duration_ms"]
+
+
+async def test_an_answered_question_goes_on_in_the_same_run(harness):
+    from tests.fakes import call, say
+    from tests.runs.waiting import log_of, status, terminal
+
+    harness.script.add(call("ask", question="Really?"), say("Then so be it."))
+    run_id = await harness.start()
+    waiting = await status(run_id, "waiting")
+
+    await in_thread(operations.answer, harness.owner, run_id, {waiting.questions[0]["id"]: "Yes"})
+
+    ended = await terminal(run_id)
+    assert ended.status == "completed", ended.error_message
+    assert harness.marks.read() == ["answered Yes"]
+    types = [e.type for e in await log_of(run_id)]
+    assert types.count("tool.started") == 1
+    assert types.count("tool.completed") == 1
+    assert types.index("run.waiting") < types.index("run.answered") < types.index("tool.completed")

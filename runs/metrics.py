@@ -3,6 +3,8 @@
 Only what is not in the database is counted here. ``chat.monitoring.metrics`` reads the rest when asked.
 """
 
+from functools import partial
+
 from django.db import transaction
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -61,7 +63,7 @@ def cancel_settled(cancellation: Cancellation) -> None:
         return
     outcome = str(cancellation.outcome)
     seconds = (cancellation.settled_at - cancellation.accepted_at).total_seconds()
-    transaction.on_commit(lambda: _cancelled.labels(outcome).observe(seconds))
+    transaction.on_commit(partial(_cancelled.labels(outcome).observe, seconds))
 
 
 def batch_committed(events: int, seconds: float) -> None:

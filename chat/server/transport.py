@@ -48,7 +48,7 @@ class Outlet:
 
     async def until_free(self, patience: float) -> bool:
         """Wait until the peer has taken what was written; False if it took none for ``patience`` seconds."""
-        while not self.is_free:
+        while not self._free.is_set():
             before = self._progress()
             try:
                 async with asyncio.timeout(patience):
@@ -123,9 +123,6 @@ class Request(WebRequest):
             self.outlet.stopProducing()
         super().finish()
 
-    def new_inbox(self) -> Inbox:
-        return Inbox()  # Twisted reads no further request before this one is answered
-
     def end_blocked(self) -> None:
         """The peer has stopped reading: leave it."""
         self.outlet.transport.abortConnection()
@@ -186,9 +183,6 @@ class Socket(WebSocketProtocol):
     def serverClose(self, code: int | None = None) -> None:
         # The way that daphne takes refuses codes that are the server's own, such as 1012.
         self.sendCloseFrame(code=code or 1000)
-
-    def new_inbox(self) -> Inbox:
-        return Inbox(self.transport)
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         """Daphne's, and ASGI's extension websocket.http.response, with a body in one piece."""

@@ -3,6 +3,7 @@
 It is a hint. The sweep dispatches again what nobody has claimed, and only a claim decides who executes.
 """
 
+from functools import partial
 from uuid import UUID
 
 from django.conf import settings
@@ -22,7 +23,7 @@ def request(session_id: UUID) -> None:
     if is_shared():
         jobs.defer(session_id)
     else:
-        transaction.on_commit(lambda: offer(session_id))
+        transaction.on_commit(partial(offer, session_id))
 
 
 def offer(session_id: UUID) -> bool:

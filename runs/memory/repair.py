@@ -132,12 +132,6 @@ class _Thread:
         """The state that an update starts from: without pending writes."""
         return await self.root.aget_state(state.config) if any(task.result for task in state.tasks) else state
 
-    async def write(self, values: dict[str, Any]) -> None:
-        await self.root.aupdate_state(self.config, values, as_node=_writing_node(self.graph, values))
-
-    async def clear(self) -> None:
-        await self.root.aupdate_state(self.config, None, as_node=END)
-
 
 async def _repair_thread(
     thread: _Thread, form: Callable[[StateSnapshot, HistoryChanges], list[BaseMessage]], report: RepairReport
@@ -149,19 +143,20 @@ async def _repair_thread(
         stored = state_messages.messages_of(await thread.checkpoint(state))
         changes = report.changes if attempt == 0 else HistoryChanges()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
-        pending = _pending(state)
-        if not pending and _same(stored, wanted):
+        pending, is_right = _pending(state), _same(stored, wanted)
+        if not pending and is_right:
             return
         if attempt == 0:
             report.cleared += pending
         values = _other_writes(thread.graph, state)
-        if isinstance(channel, BaseChannel) and not _same(stored, wanted):
+        if isinstance(channel, BaseChannel) and not is_right:
             values[MESSAGES], rewrites = _update(channel, stored, wanted)
             report.written = True
             report.rewritten |= rewrites
         if values:
-            await thread.write(values)
-        await thread.clear()
+            writer = _writing_node(thread.graph, values)
+            await thread.root.aupdate_state(thread.config, values, as_node=writer)
+        await thread.root.aupdate_state(thread.config, None, as_node=END)
     raise RepairFailed(f"The checkpoint of {thread.config['configurable']} does not take its repair.")
 
 

@@ -32,10 +32,12 @@ def offer(session_id: UUID) -> bool:
 
 
 def fence(run_id: UUID) -> None:
-    """Fence the execution of a run in this process, before the run is taken from it. Only on SQLite.
+    """Fence the execution of a run in this process, since the run has been taken from it. Only on SQLite.
 
-    There the checkpoints are in another file, whose writes cannot look at the run's row. On PostgreSQL the
-    row is the fence. To wait here would deadlock with a write that waits for our lock on that row.
+    There the checkpoints are in another file, whose writes cannot look at the run's row. So this is called
+    before the commit: no checkpoint is written behind a terminal status. If the commit fails after all, the
+    sweep interrupts the run, which nothing executes any more. On PostgreSQL the row is the fence. To wait here
+    would deadlock with a write that waits for our lock on that row.
     """
     if connection.vendor != "sqlite":
         return

@@ -47,14 +47,9 @@ _commits = Histogram(
 
 def run_ended(run: Run) -> None:
     """Count a run's ending, once it is committed."""
-    status, error, first_token = run.status, run.error_code or "", run.first_token_ms
-
-    def count() -> None:
-        _ended.labels(str(status), error).inc()
-        if first_token is not None:
-            _first_token.observe(first_token / 1000)
-
-    transaction.on_commit(count)
+    transaction.on_commit(_ended.labels(str(run.status), run.error_code or "").inc)
+    if run.first_token_ms is not None:
+        transaction.on_commit(partial(_first_token.observe, run.first_token_ms / 1000))
 
 
 def cancel_settled(cancellation: Cancellation) -> None:

@@ -173,7 +173,8 @@ class Server(daphne.server.Server):
 
     def create_application(self, protocol: Request | Socket, scope: dict[str, Any]) -> Any:
         """Start the application for a request or a socket; returns the queue of what it receives."""
-        inbox = Inbox()  # Twisted reads no further request before this one is answered
+        # Of a request. Twisted reads no further one before it is answered.
+        inbox: Inbox | asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         scope.setdefault("asgi", {"version": "3.0"})
         if isinstance(protocol, Socket):
             inbox = Inbox(protocol.transport)

@@ -74,22 +74,22 @@ class Outlet:
 
 
 class Inbox:
-    """The messages from a peer that its application has not taken yet."""
+    """The messages from a socket's peer that its application has not taken yet."""
 
-    def __init__(self, transport: Any | None = None) -> None:
+    def __init__(self, transport: Any) -> None:
         self._transport = transport
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._is_holding = False
 
     def put_nowait(self, message: dict[str, Any]) -> None:
         self._messages.put_nowait(message)
-        if self._transport and self._messages.qsize() >= MAX_WAITING_MESSAGES and not self._is_holding:
+        if self._messages.qsize() >= MAX_WAITING_MESSAGES and not self._is_holding:
             self._is_holding = True
             self._transport.pauseProducing()
 
     async def get(self) -> dict[str, Any]:
         message = await self._messages.get()
-        if self._transport and self._is_holding and self._messages.qsize() < MAX_WAITING_MESSAGES // 2:
+        if self._is_holding and self._messages.qsize() < MAX_WAITING_MESSAGES // 2:
             self._is_holding = False
             self._transport.resumeProducing()
         return message

@@ -36,8 +36,8 @@ def fence(run_id: UUID) -> None:
 
     There the checkpoints are in another file, whose writes cannot look at the run's row. So this is called
     before the commit: no checkpoint is written behind a terminal status. If the commit fails after all, the
-    sweep interrupts the run, which nothing executes any more. On PostgreSQL the row is the fence. To wait here
-    would deadlock with a write that waits for our lock on that row.
+    sweep interrupts the run, which nothing executes any more. On PostgreSQL the row is the fence. To wait
+    here would deadlock with a write that waits for our lock on that row.
     """
     if connection.vendor != "sqlite":
         return

@@ -66,7 +66,7 @@ def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
     at_key = connection.ops.adapt_datetimefield_value(at)
     with connection.cursor() as cursor:
         insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
-    tool_calls.project(run, entries, at)
+    tool_calls.project(run.id, entries, at)
     if run.position is None:
         return
     published = [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded]

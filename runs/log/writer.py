@@ -362,7 +362,7 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Outcome]:
             ]
             columns, values = _increments(part.counts)
             grown[columns, len(part.encoded), at, *values].append(key)
-            tool_calls.project_encoded(log.run_id, part.encoded, now)
+            tool_calls.project(log.run_id, part.entries, now)
         # SQL without the ORM, which costs several times as much, since this happens for each token. And few
         # statements, since at each one the thread gives way to the event loop and may have to wait long.
         with connection.cursor() as cursor:

@@ -39,7 +39,5 @@ def fence(run_id: UUID) -> None:
     sweep interrupts the run, which nothing executes any more. On PostgreSQL the row is the fence. To wait
     here would deadlock with a write that waits for our lock on that row.
     """
-    if connection.vendor != "sqlite":
-        return
-    if this_process.engine is not None:
+    if connection.vendor == "sqlite" and this_process.engine is not None:
         this_process.engine.fence(run_id)

@@ -486,7 +486,7 @@ GUARDS: dict[str, dict[str, Break]] = {
             "_effect_at_end",
             lambda original: lambda call, is_lost: original(call, False),
         ),
-        "a turn ends without an answer": (closing_events, "_note", lambda _: lambda run: []),
+        "a turn ends without an answer": (closing_events, "_note", gives([])),
         "every end counts as repaired": (endings, "end", _all_repaired),
         "what is retried stays in the history": (resolution, "resolve", _keeps_the_retried),
         "half a turn is retried": (

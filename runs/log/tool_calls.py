@@ -3,7 +3,6 @@
 They are written in the transactions of these events, so rows and log do not differ.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -29,23 +28,16 @@ _PROJECTED = frozenset(
 )
 
 
-def project(run: Run, entries: Iterable[tuple[str, dict[str, Any]]], at: datetime) -> None:
-    """Bring the run's ToolCall rows up to date with these events, in the current transaction."""
-    for type, data in entries:
-        if type in _PROJECTED:
-            _project(run.id, type, data, at)
-
-
-def project_encoded(
-    run_id: UUID, entries: Iterable[tuple[str, str]], at: datetime, gated_tools: Collection[str]
+def project(
+    run_id: UUID, entries: Iterable[tuple[str, Any]], at: datetime, gated_tools: Collection[str] = ()
 ) -> None:
-    """The same for events whose data is encoded already.
+    """Bring the run's ToolCall rows up to date with these events, in the current transaction.
 
     ``gated_tools`` are the names of the tools whose starts are committed before they begin.
     """
     for type, data in entries:
         if type in _PROJECTED:
-            _project(run_id, type, json.loads(data), at, gated_tools)
+            _project(run_id, type, data, at, gated_tools)
 
 
 def keep(run_id: UUID, call_id: str, dumped: bytes) -> None:
@@ -67,18 +59,18 @@ def ends_of_open(run: Run) -> list[tuple[EventType, dict[str, Any]]]:
     ]
 
 
-def interrupt_open(run: Run, not_begun: Collection[str]) -> dict[str, str]:
-    """Write what is known of the open calls of an interrupted run; their effects, by their ids.
+def interrupt_open(run: Run, not_begun: Collection[str], at: datetime) -> dict[str, str]:
+    """Write what is known of the open calls of a run that is interrupted; their effects, by their ids.
 
     A run that resumes it goes on with them, so there are no events of their end. ``not_begun`` are ids of
-    calls that are known not to have begun.
+    calls that are known not to have begun. It worked until ``at``.
     """
     effects: dict[str, str] = {}
     keys = frozenset(map(lookup_key, not_begun))
     for call in statements.open_calls(run.id):
         call.status, call.effect = ToolStatus.INTERRUPTED, _effect_at_end(call, keys)
         if call.effect == Effect.UNKNOWN and call.started_at is None:
-            call.started_at = run.last_event_at
+            call.started_at = at
         call.save()
         effects[call.given_id] = call.effect.value
     return effects
@@ -99,7 +91,7 @@ def straggler_ended(run_id: UUID, call_id: str, effect: Effect) -> None:
 
 
 def _project(
-    run_id: UUID, type: str, data: dict[str, Any], at: datetime, gated_tools: Collection[str] = ()
+    run_id: UUID, type: str, data: dict[str, Any], at: datetime, gated_tools: Collection[str]
 ) -> None:
     if type == EventType.MESSAGE_COMPLETED:
         # The row of a call is made when the model asks for it, whether or not it ever starts.

@@ -72,7 +72,7 @@ def watch_buffers() -> None:
         print("given up", flush=True)
         end_blocked(socket)
 
-    Socket.end_blocked = end_and_tell  # type: ignore[method-assign]
+    Socket.end_blocked = end_and_tell  # type: ignore[method-assign, assignment]
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:

@@ -11,7 +11,8 @@ import httpx
 import psutil
 from websockets.sync.client import ClientConnection, connect
 
-from tests.processes.server import PATIENT, Data, Server
+from tests.polling import PATIENT, until
+from tests.processes.server import Data, Server
 from tests.provider import RemoteProvider
 
 
@@ -77,7 +78,7 @@ class Cluster(Server):
             except httpx.HTTPError:
                 return False
 
-        self.until(answers, "all processes being there")
+        until(answers, "all processes being there")
 
     def served_by(self) -> str:
         """The name of the process that answers next."""

@@ -300,9 +300,13 @@ class Run(models.Model):
     def write(self, **expected: Any) -> bool:
         """Write what differs from what was read, if the row has the values expected; whether it had.
 
-        A whole row costs several times as much.
+        A whole row costs several times as much. JSON is compared as an object: to Python, 1 equals true.
         """
-        changed = [name for name, value in self._stored.items() if _differs(getattr(self, name), value)]
+        changed = [
+            name
+            for name, stored in self._stored.items()
+            if (now := getattr(self, name)) is not stored and (isinstance(now, dict | list) or now != stored)
+        ]
         if not sql.update(self, changed or ["id"], expected):
             return False
         self._stored |= {name: getattr(self, name) for name in changed}
@@ -316,11 +320,6 @@ class Run(models.Model):
     def is_undecided(self) -> bool:
         """As ``UNDECIDED``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
-
-
-def _differs(now: Any, stored: Any) -> bool:
-    """Whether a value has to be written. JSON is compared as an object: to Python, 1 equals true."""
-    return now is not stored and (isinstance(now, dict | list) or now != stored)
 
 
 class RunEvent(models.Model):

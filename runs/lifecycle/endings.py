@@ -12,7 +12,7 @@ from runs.errors import NotFound
 from runs.lifecycle import cancel_operations, closing_events, dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
-from runs.log import events
+from runs.log import events, tool_calls
 from runs.models import Run, Session
 from runs.states import (
     TERMINAL,
@@ -99,38 +99,37 @@ def end(
     now = timezone.now()
     # Of an execution that is lost, the last event is the last sign of work.
     is_lost = reason is InterruptReason.WORKER_LOST or outcome == CancelOutcome.RECONCILED
+    worked_until = run.last_event_at if is_lost else now
     if run.position is None:
         run.position = session.last_position + 1
-    statistics.pause(run, run.last_event_at if is_lost else now)
+    statistics.pause(run, worked_until)
     statistics.close(run)
     run.finished_at = now
     run.repaired = repaired
-    if error is not None:
-        run.error_code, run.error_message = error.code, error.message
     if to == RunStatus.CANCELLED and run.cancel_requested_at is None:
         run.cancel_requested_at = now
-    if not status.change(run, to, [], now, **expected):
+    closing = closing_events.of(run, to, is_lost=is_lost)
+    run.message_count += closing_events.messages_in(closing)
+    terminal: dict[str, Any] = {"statistics": numbers.of_run(run)}
+    if error is not None:
+        run.error_code, run.error_message = error.code, error.message
+        terminal["error"] = {"code": error.code, "message": error.message}
+    if reason is not None:
+        terminal["reason"] = reason
+    told = [*closing, (TERMINAL_EVENT[to], terminal)]
+    if not status.write(run, to, told, now, **expected):
         return False
 
     session.has_changed = True
     session.last_position = max(session.last_position, run.position or 0)
     if repaired and run.resumes_id is not None:
         _mark_turn_repaired(run)
-    terminal: dict[str, Any] = {}
-    if error is not None:
-        terminal["error"] = {"code": error.code, "message": error.message}
+    if to == RunStatus.INTERRUPTED:
+        tool_calls.interrupt_open(run, is_lost=is_lost, at=worked_until)
     if to == RunStatus.CANCELLED:
         operation = cancel_operations.settle_ended(session, run, asked, outcome, escalated=escalated)
         if operation is not None:
             terminal["cancellation"] = representations.cancellation(operation)
-    if reason is not None:
-        terminal["reason"] = reason
-    closing = closing_events.of(run, is_lost=is_lost)
-    run.message_count += closing_events.messages_in(closing)
-    terminal = {"statistics": numbers.of_run(run), **terminal}
-    told = [*closing, (TERMINAL_EVENT[to], terminal)]
-    events.count(run, told, now)
-    run.write()
     events.record(run, told, now)
     metrics.run_ended(run)
     if statements.a_queued_run(session.id):

@@ -3,7 +3,6 @@
 They are written in the transactions of these events, so rows and log do not differ.
 """
 
-import json
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
@@ -29,18 +28,11 @@ _PROJECTED = frozenset(
 )
 
 
-def project(run: Run, entries: Iterable[tuple[str, dict[str, Any]]], at: datetime) -> None:
+def project(run_id: UUID, entries: Iterable[tuple[str, Any]], at: datetime) -> None:
     """Bring the run's ToolCall rows up to date with these events, in the current transaction."""
     for type, data in entries:
         if type in _PROJECTED:
-            _project(run.id, type, data, at)
-
-
-def project_encoded(run_id: UUID, entries: Iterable[tuple[str, str]], at: datetime) -> None:
-    """The same for events whose data is encoded already."""
-    for type, data in entries:
-        if type in _PROJECTED:
-            _project(run_id, type, json.loads(data), at)
+            _project(run_id, type, data, at)
 
 
 def ends_of_open(run: Run, *, is_lost: bool) -> list[tuple[EventType, dict[str, Any]]]:
@@ -51,13 +43,13 @@ def ends_of_open(run: Run, *, is_lost: bool) -> list[tuple[EventType, dict[str, 
     ]
 
 
-def interrupt_open(run: Run, *, is_lost: bool) -> None:
+def interrupt_open(run: Run, *, is_lost: bool, at: datetime) -> None:
     """Write what is known of the open calls of an interrupted run. A run that resumes it goes on with them,
     so there are no events of their end."""
     for call in statements.open_calls(run.id):
         call.status, call.effect = ToolStatus.INTERRUPTED, _effect_at_end(call, is_lost)
         if is_lost and call.started_at is None:
-            call.started_at = run.last_event_at
+            call.started_at = at
         call.save()
 
 

@@ -274,19 +274,18 @@ class EventWriter:
         await asyncio.shield(self._commit)
 
     async def _commit_and_publish(self, parts: list[_Part]) -> None:
-        try:
-            await self._commit_with_retries(parts)
-        finally:
-            self.committing = set()
-
-    async def _commit_with_retries(self, parts: list[_Part]) -> None:
+        loop = asyncio.get_running_loop()
         for part in parts:
             part.encoded = [(type, _encode_entry(data)) for type, data in part.entries]
         retrying = False
         pause = 0.05
         while True:
             try:
-                outcomes = await self._in_thread(parts, retrying)
+                begun = loop.time()
+                outcomes = await loop.run_in_executor(
+                    self._thread, call_with_connection, _commit, parts, retrying
+                )
+                metrics.batch_committed(sum(len(part.encoded) for part in parts), loop.time() - begun)
             except (OperationalError, InterfaceError) as error:
                 # The database is away or locked. The events wait here, and the executions for them.
                 logger.warning("The event log cannot be written, trying again: %s", error)
@@ -300,21 +299,15 @@ class EventWriter:
                     self._finish(parts[0], Outcome.UNSTORABLE)
                 else:
                     for part in parts:  # one by one, so that only the one at fault fails
-                        await self._commit_with_retries([part])
+                        await self._commit_and_publish([part])
                 return
             for part, outcome in zip(parts, outcomes, strict=True):
                 self._finish(part, outcome)
             return
 
-    async def _in_thread(self, parts: list[_Part], retrying: bool) -> list[Outcome]:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        written = await loop.run_in_executor(self._thread, call_with_connection, _commit, parts, retrying)
-        metrics.batch_committed(sum(len(part.encoded) for part in parts), loop.time() - begun)
-        return written
-
     def _finish(self, part: _Part, outcome: Outcome) -> None:
         log = part.log
+        self.committing.discard(log)
         if outcome is Outcome.COMMITTED:
             log.batches += 1
             if part.encoded:
@@ -369,7 +362,7 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Outcome]:
             ]
             columns, values = _increments(part.counts)
             grown[columns, len(part.encoded), at, *values].append(key)
-            tool_calls.project_encoded(log.run_id, part.encoded, now)
+            tool_calls.project(log.run_id, part.entries, now)
         # SQL without the ORM, which costs several times as much, since this happens for each token. And few
         # statements, since at each one the thread gives way to the event loop and may have to wait long.
         with connection.cursor() as cursor:

@@ -67,6 +67,7 @@ def normalise(
     order: Sequence[str] = (),
     drop: Collection[str] = (),
     is_step_open: Callable[[transcript.Message], bool] = lambda message: True,
+    is_of_conversation: Callable[[transcript.Message], bool] = lambda message: True,
     from_subgraphs: Sequence[BaseMessage] = (),
     changes: HistoryChanges | None = None,
 ) -> list[BaseMessage]:
@@ -77,6 +78,8 @@ def normalise(
     ``is_step_open``: whether the step that gave this message is unfinished. The log may have a message that
     ``messages`` lacks. If its step was finished without it (the text of a router, say), it was left out on
     purpose and is not added.
+    ``is_of_conversation``: whether the graph itself said it, or a subgraph that is one of its nodes. What an
+    agent says that a tool or a node calls is not added.
     ``from_subgraphs``: messages that subgraphs had not handed over yet. Answers and results are taken from
     them before they are made from the log.
     """
@@ -85,7 +88,7 @@ def normalise(
     kept = drop_turns(messages, drop, order, changes)
     for turn in turns:
         later = set(order[order.index(turn.user.id) + 1 :])
-        kept = _complete_turn(kept, turn, later, is_step_open, from_subgraphs, changes)
+        kept = _complete_turn(kept, turn, later, is_step_open, is_of_conversation, from_subgraphs, changes)
     return pair_calls_with_results(kept, turns, changes, from_subgraphs)
 
 
@@ -113,6 +116,7 @@ def _complete_turn(
     turn: Transcript,
     later: Collection[str],
     is_step_open: Callable[[transcript.Message], bool],
+    is_of_conversation: Callable[[transcript.Message], bool],
     from_subgraphs: Sequence[BaseMessage],
     changes: HistoryChanges,
 ) -> list[BaseMessage]:
@@ -131,7 +135,7 @@ def _complete_turn(
     stored = {message.id for message in part}
     in_subgraphs = {message.id: message for message in from_subgraphs if not isinstance(message, ToolMessage)}
     for logged in turn.messages:
-        if logged.id in stored:
+        if logged.id in stored or not is_of_conversation(logged):
             continue
         if logged.id != note_id(turn.run_id):
             if logged.status == "complete" and not is_new and not is_step_open(logged):

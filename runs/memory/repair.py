@@ -14,7 +14,7 @@ It works for any graph, without knowing its nodes:
   another node without conditional edges is used: the update runs the node's edges, never the node.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -26,6 +26,7 @@ from langgraph.channels.base import BaseChannel
 from langgraph.constants import END, START
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
 from langgraph.types import Overwrite, StateSnapshot
 
 from runs.log import transcript
@@ -95,6 +96,8 @@ async def repair(
             await _repair_thread(graph, subgraph, own, with_results, report)
             remembered += state_messages.messages_of(await graph.aget_state(own, subgraphs=True))
 
+    conversation = set(_nested(graph))
+
     def with_turns(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
         open_steps = set(_pending(state))
         messages = state_messages.messages_of(state)
@@ -104,6 +107,7 @@ async def repair(
             order=order,
             drop=drop,
             is_step_open=lambda message: _step_of(message) in open_steps,
+            is_of_conversation=lambda message: _path(message) in conversation,
             from_subgraphs=[
                 *remembered,
                 *(message for _, inner in state_messages.messages_of_subgraphs(state) for message in inner),
@@ -172,10 +176,24 @@ def _essence(message: BaseMessage) -> tuple[Any, ...]:
 
 def _step_of(message: transcript.Message) -> str:
     """The node of the root graph in which this message was made, at whatever depth."""
+    path = _path(message)
+    return path[0] if path else message.node
+
+
+def _path(message: transcript.Message) -> tuple[str, ...]:
+    """The nodes that lead to the graph which made this message; empty for the root graph."""
     namespace = message.namespace or ()
     if isinstance(namespace, str):
         namespace = namespace.split("|")
-    return str(namespace[0]).split(":")[0] if namespace else message.node
+    return tuple(str(part).split(":")[0] for part in namespace)
+
+
+def _nested(graph: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of the graph and of all subgraphs that are nodes."""
+    yield path
+    for name, node in graph.nodes.items():
+        if isinstance(node.bound, Pregel):
+            yield from _nested(node.bound, (*path, name))
 
 
 # Updates

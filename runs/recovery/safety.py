@@ -1,8 +1,8 @@
 """Whether an interrupted turn may go on by itself: only if no tool runs twice that must not.
 
-The log of a lost run does not prove that a tool never began: it may have begun after the last commit. The
-checkpoint does, since a step begins only when the step before it is saved. So the pending step of the
-checkpoint is all that may have run and will run again.
+The start of a ToolNode's call is committed before it begins, and what it has given is given again. Of a tool
+that runs otherwise the log of a lost run does not prove that it never began. Then only the checkpoint tells:
+what has a result there is not run again.
 """
 
 from typing import Any
@@ -14,29 +14,32 @@ from runs.foundation.database import in_thread
 from runs.foundation.values import lookup_key
 from runs.memory import state_messages
 from runs.memory.checkpoints import Checkpoints
-from runs.models import Run, RunEvent, ToolCall
-from runs.states import Effect, EventType, InterruptReason
+from runs.models import Run, ToolCall
+from runs.states import Effect
 
 
 async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
-    """Whether what this interrupted run has pending is an LLM call, or only calls of idempotent tools.
+    """Whether going on with this interrupted run begins no tool a second time, but for idempotent ones.
 
-    A call that is known not to have begun is no obstacle either. Raises AgentMismatch, and whatever the
-    graph's reducers raise.
+    Raises AgentMismatch, and whatever the graph's reducers raise.
     """
     agent = agents.load(run.session.agent)
     harmless = agent.policy.idempotent_tools
     known = await in_thread(_known_calls, run)
-    if any(call.effect == Effect.UNKNOWN and call.name not in harmless for call in known.values()):
-        return False
-    log_is_complete = await in_thread(_left_in_good_order, run)
     graph = agent.graph_on(checkpoints.reader())
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
     inside = [message for _, messages in state_messages.messages_of_subgraphs(state) for message in messages]
-    for call_id, name in _unanswered([*state_messages.messages_of(state), *inside]).items():
-        call = known.get(lookup_key(call_id))
-        never_began = log_is_complete and call is not None and call.effect == Effect.NONE
-        if name not in harmless and not never_began:
+    asked, answered = _calls_of([*state_messages.messages_of(state), *inside])
+    for key, call in known.items():
+        # A step that starts over is given what its ToolNode's calls have given.
+        is_over = call.effect == Effect.NONE or call.start_is_logged or key in answered
+        if call.name not in harmless and (call.effect == Effect.UNKNOWN or not is_over):
+            return False
+    for key, name in asked.items():
+        if name in harmless or key in answered:
+            continue
+        # The log may lack a message that the checkpoint has. A ToolNode's call of it has not begun then.
+        if key not in known and name not in agent.gated_tools:
             return False
     return True
 
@@ -47,14 +50,8 @@ def _known_calls(run: Run) -> dict[str, ToolCall]:
     return {call.call_id: call for call in turn.order_by("run__position")}
 
 
-def _left_in_good_order(run: Run) -> bool:
-    """Whether all that the run did was logged before it ended."""
-    ended = RunEvent.objects.filter(run=run, type=EventType.RUN_INTERRUPTED).first()
-    return ended is not None and ended.data.get("reason") == InterruptReason.SHUTDOWN
-
-
-def _unanswered(messages: list[Any]) -> dict[str, str]:
-    """Names of the tools that were called and have given no result, by the ids of the calls."""
-    answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
+def _calls_of(messages: list[Any]) -> tuple[dict[str, str], set[str]]:
+    """The names of the tools that were called, by the keys of the calls; and the keys that have a result."""
+    answered = {lookup_key(message.tool_call_id) for message in messages if isinstance(message, ToolMessage)}
     asked = (call for message in messages if isinstance(message, AIMessage) for call in message.tool_calls)
-    return {call["id"] or "": call["name"] for call in asked if call["id"] not in answered}
+    return {lookup_key(call["id"] or ""): call["name"] for call in asked}, answered

@@ -114,6 +114,7 @@ class ToolTranslation:
         self.gated_tools: Collection[str] = ()  # the tools whose starts are committed before they begin
         self.steps = GraphSteps()
         self._executions: dict[UUID, tuple[str, float]] = {}
+        self._by_hand: dict[str, str] = {}  # executions without a call id, to the ids of their calls
         self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun
         self._ends: dict[str, _ToolEnd] = {}
         self.open: dict[str, float] = {}  # call id to the monotonic time its tool began, while it runs
@@ -142,17 +143,17 @@ class ToolTranslation:
     def feed(self, namespace: tuple[str, ...], payload: dict[str, Any]) -> None:
         """A chunk of the stream mode ``tools``."""
         event, call_id = payload["event"], clean(payload["tool_call_id"])
-        call = self._calls.get(call_id)
+        call = self._calls.get(self._by_hand.get(call_id, call_id))
         if event == "tool-started":
-            call = call or self._unasked(call_id, payload)
+            call = call or self._run_by_hand(call_id, payload) or self._unasked(call_id, payload)
             if not call.ended:
                 call.failure = None
-                self._start(call, self._nodes.get(call_id), namespace)
+                self._start(call, self._nodes.get(call.id), namespace)
         elif call is None or call.ended:
             return
         elif event == "tool-output-delta":
             text = truncate(result_text(payload["delta"]), PROGRESS_LIMIT)
-            self._emit(EventType.TOOL_PROGRESS, {"tool_call": call_id, "text": text})
+            self._emit(EventType.TOOL_PROGRESS, {"tool_call": call.id, "text": text})
         elif call.gated:
             return  # its end is told by the gate, with what the graph gets
         elif event == "tool-finished":
@@ -274,6 +275,30 @@ class ToolTranslation:
         return call_id
 
     # Events
+
+    def _run_by_hand(self, execution: str, payload: dict[str, Any]) -> CallState | None:
+        """The call that a node runs itself, without its id: the first that asks for this and has not begun."""
+        asked = (payload["tool_name"], to_json(payload.get("input")))
+        for call in self._calls.values():
+            is_open = call.message is not None and not call.started and not call.ended
+            if is_open and (call.name, call.args) == asked:
+                self._by_hand[execution] = call.id
+                self._rename(execution, call.id)
+                return call
+        return None
+
+    def _rename(self, execution: str, call_id: str) -> None:
+        """Keep what callbacks have told of an execution under the id of its call."""
+        if execution in self._nodes:
+            self._nodes[call_id] = self._nodes.pop(execution)
+        if execution in self._ends:
+            self._ends[call_id] = self._ends.pop(execution)
+        if execution in self.open:
+            self.open[call_id] = self.open.pop(execution)
+        self._executions = {
+            run_id: (call_id if executed == execution else executed, since)
+            for run_id, (executed, since) in self._executions.items()
+        }
 
     def _unasked(self, call_id: str, payload: dict[str, Any]) -> CallState:
         args = payload.get("input")

@@ -9,6 +9,7 @@ from runs import agents, this_process
 from runs.foundation.database import in_thread
 from runs.models import Run, ToolCall
 from runs.recovery import sweep
+from runs.states import EventType
 from tests.fakes import Hold, Round, call, numbered, say, spelled
 from tests.runs.recovery.steps import (
     cut_in_answer,
@@ -85,18 +86,22 @@ async def test_a_tool_that_may_have_worked_runs_again_only_if_it_may(
             assert (await snapshot(harness))["status"] == "interrupted"
 
 
-async def test_a_tool_whose_start_was_not_logged_any_more_may_have_worked(
+async def test_a_tool_does_not_begin_before_its_start_is_in_the_log_so_its_turn_goes_on(
     servers, alice, serve, tmp_path, release, monkeypatch
 ):
     async with opening(alice, serve, tmp_path, release, on_interrupt="resume") as harness:
-        harness.script.add(call("slow_async", seconds=60))
+        harness.script.add(call("mark", x="1"), say("Done."))
+        waits_for_the_log = asyncio.Event()
 
         async def step(writer):
-            await asyncio.Event().wait()
+            if any(EventType.TOOL_STARTED in (type for type, _ in log._entries) for log in writer._logs):
+                waits_for_the_log.set()
+                await asyncio.Event().wait()
+            writer._something.clear()
 
         monkeypatch.setattr("runs.log.writer.EventWriter.step", step)
         run_id = await harness.start()
-        await harness.marks.seen("slow_async started")
+        await waits_for_the_log.wait()
         await servers.crash()
         monkeypatch.undo()
         assert await in_thread(ToolCall.objects.count) == 0
@@ -105,8 +110,9 @@ async def test_a_tool_whose_start_was_not_logged_any_more_may_have_worked(
         await interrupted(run_id)
         await this_process.engine.sweep()
 
-        assert await in_thread(Run.objects.count) == 1
-        assert harness.marks.count("slow_async started") == 1
+        (resumed,) = await in_thread(list, Run.objects.exclude(id=run_id))
+        assert (await terminal(resumed.id)).status == "completed"
+        assert harness.marks.count("1") == 1
 
 
 @pytest.mark.parametrize("call_id", ["call_1", "call_" + "x" * 300], ids=["short id", "long id"])

@@ -48,7 +48,7 @@ class Graph:
         return found
 
 
-def _round_trip(model: Callable[[MessagesState], Any], tool_node: Any, **options: Any) -> Built:
+def _round_trip(model: Any, tool_node: Any, **options: Any) -> Built:
     """The usual shape: a node for the model and one for its tools."""
     graph: Built = StateGraph(MessagesState)
     graph.add_node("model", model)
@@ -126,11 +126,15 @@ def by_hand(ledger: Ledger) -> Built:
     note, remember = tools.note(ledger), tools.remember(ledger)
 
     def run_tools(state: MessagesState) -> dict[str, Any]:
-        results = []
+        results: list[AnyMessage] = []
         asking = state["messages"][-1]
         assert isinstance(asking, AIMessage)
         for call in asking.tool_calls:
-            result = note.invoke(call["args"]) if call["name"] == "note" else remember(**call["args"])
+            result = (
+                note.invoke(call["args"])
+                if call["name"] == "note"
+                else remember(call["args"]["word"], call["args"]["call"])
+            )
             results.append(ToolMessage(result, tool_call_id=call["id"], name=call["name"]))
         return {"messages": results}
 
@@ -150,9 +154,7 @@ def supervisor(ledger: Ledger) -> Built:
     from langchain.agents import create_agent
     from langgraph_supervisor import create_supervisor
 
-    inner = PlannedModel(
-        ledger=ledger, who="inner", plan=[[("note", "one"), ("look", "two")]], words="The worker has done it."
-    )
+    inner = PlannedModel(ledger=ledger, who="inner", plan=[[("note", "one"), ("look", "two")]])
     worker = create_agent(inner, [tools.note(ledger), tools.look(ledger)], name="worker")
     model = PlannedModel(ledger=ledger, plan=[[("transfer_to_worker", {})]])
     return create_supervisor([worker], model=model, tools=[tools.ask(ledger)])
@@ -162,9 +164,7 @@ def deep(ledger: Ledger) -> Built:
     """deepagents with one sub-agent."""
     from deepagents import create_deep_agent
 
-    inner = PlannedModel(
-        ledger=ledger, who="inner", plan=[[("note", "one")]], words="The helper has done it."
-    )
+    inner = PlannedModel(ledger=ledger, who="inner", plan=[[("note", "one")]])
     task = {"description": f"{GO} there", "subagent_type": "helper"}
     model = PlannedModel(ledger=ledger, plan=[[("look", "two")], [("task", task)]])
     helper: Any = {
@@ -238,7 +238,7 @@ GRAPHS = {
     ),
     "supervisor": Graph(
         supervisor,
-        ("outer 3", "inner 3", "note", "look", "inner 5", "outer 3"),
+        ("outer 3", "inner 3", "note", "look", "inner 3", "outer 3"),
         ("llm.end outer 1", "tool.start note 1", "tool.start look 1", "llm.chunk outer 4"),
         "tool.start note 1",
         foreign=frozenset({"transfer_to_worker", "transfer_back_to_supervisor"}),

@@ -63,8 +63,8 @@ class Life:
         return any(entry.point == point for entry in self.ledger.entries())
 
     def early_end(self) -> str | None:
-        ended = Run.objects.filter(id=self.runs[-1], status__in=TERMINAL).first() if self.runs else None
-        return ended and f"{ended.status} {ended.error_message}"
+        ended = Run.objects.filter(id=self.runs[-1], status__in=TERMINAL).first()
+        return f"{ended.status} {ended.error_message}" if ended else None
 
     async def let_go(self) -> float:
         """What was held goes on as soon as the execution knows that it has to stop; the time of that."""
@@ -103,7 +103,8 @@ class Life:
         await self.servers.start()
 
     async def logged(self) -> None:
-        """Until all that the executions told to the log is in it."""
+        """Until all that the executions told to the log is in it, and what they are just being told."""
+        await asyncio.sleep(0.05)
         for execution in self.engine.executions.values():
             await execution._log.flush()
 

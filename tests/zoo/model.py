@@ -45,7 +45,7 @@ class PlannedModel(BaseChatModel):
     ledger: Ledger
     who: str = "outer"
     plan: Sequence[Sequence[Ask]] = ()
-    words: str = "That is all."
+    words: str = ""
 
     @property
     def _llm_type(self) -> str:
@@ -63,8 +63,8 @@ class PlannedModel(BaseChatModel):
         asked = {(call["name"], call["args"].get("word")) for answer in answers for call in answer.tool_calls}
         for asks in self._rounds(messages[last].text):
             if not all((name, what if isinstance(what, str) else None) in asked for name, what in asks):
-                return [*_spoken("One moment."), _asking(asks)]
-        return _spoken(self.words)
+                return [*_spoken(f"{self.who} thinks."), _asking(asks)]
+        return _spoken(self.words or f"{self.who} is done.")
 
     def _rounds(self, text: str) -> list[Sequence[Ask]]:
         if text == GO_AND_ASK and self.who == "outer":

@@ -3,6 +3,8 @@
 Only what is not in the database is counted here. ``chat.monitoring.metrics`` reads the rest when asked.
 """
 
+from functools import partial
+
 from django.db import transaction
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -45,14 +47,9 @@ _commits = Histogram(
 
 def run_ended(run: Run) -> None:
     """Count a run's ending, once it is committed."""
-    status, error, first_token = run.status, run.error_code or "", run.first_token_ms
-
-    def count() -> None:
-        _ended.labels(str(status), error).inc()
-        if first_token is not None:
-            _first_token.observe(first_token / 1000)
-
-    transaction.on_commit(count)
+    transaction.on_commit(_ended.labels(str(run.status), run.error_code or "").inc)
+    if run.first_token_ms is not None:
+        transaction.on_commit(partial(_first_token.observe, run.first_token_ms / 1000))
 
 
 def cancel_settled(cancellation: Cancellation) -> None:
@@ -61,7 +58,7 @@ def cancel_settled(cancellation: Cancellation) -> None:
         return
     outcome = str(cancellation.outcome)
     seconds = (cancellation.settled_at - cancellation.accepted_at).total_seconds()
-    transaction.on_commit(lambda: _cancelled.labels(outcome).observe(seconds))
+    transaction.on_commit(partial(_cancelled.labels(outcome).observe, seconds))
 
 
 def batch_committed(events: int, seconds: float) -> None:

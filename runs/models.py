@@ -300,9 +300,13 @@ class Run(models.Model):
     def write(self, **expected: Any) -> bool:
         """Write what differs from what was read, if the row has the values expected; whether it had.
 
-        A whole row costs several times as much.
+        A whole row costs several times as much. JSON is compared as an object: to Python, 1 equals true.
         """
-        changed = [name for name, value in self._stored.items() if _differs(getattr(self, name), value)]
+        changed = [
+            name
+            for name, stored in self._stored.items()
+            if (now := getattr(self, name)) is not stored and (isinstance(now, dict | list) or now != stored)
+        ]
         if not sql.update(self, changed or ["id"], expected):
             return False
         self._stored |= {name: getattr(self, name) for name in changed}
@@ -316,11 +320,6 @@ class Run(models.Model):
     def is_undecided(self) -> bool:
         """As ``UNDECIDED``."""
         return self.status == RunStatus.INTERRUPTED and self.resolution is None
-
-
-def _differs(now: Any, stored: Any) -> bool:
-    """Whether a value has to be written. JSON is compared as an object: to Python, 1 equals true."""
-    return now is not stored and (isinstance(now, dict | list) or now != stored)
 
 
 class RunEvent(models.Model):
@@ -362,6 +361,10 @@ class ToolCall(models.Model):
     # When it began; of one that may have begun unseen, by then. Null if it never did.
     started_at = models.DateTimeField(null=True)
     duration_ms = models.PositiveBigIntegerField(null=True)
+    # Its start is committed before it begins. So without ``started_at`` it has not begun.
+    start_is_logged = models.BooleanField(default=False)
+    # What it has given, for its step to start over; null if the log has all of it.
+    kept = models.BinaryField(null=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="one_row_per_tool_call")]

@@ -6,8 +6,8 @@ ORM; from async code call them through ``await in_thread(function, ...)`` of ``r
 
 Every operation limits itself to what ``actor`` (a user) may see: a foreign id and an unknown id raise
 the same ``NotFound``. What operators may do beyond that is in ``runs.operators``. Only
-``runs.errors.EngineError`` subclasses are raised on purpose. What they return can be sent as it is: see
-``runs.wire.contract``.
+``runs.errors.EngineError`` subclasses are raised on purpose. What they return can be sent as it is (see
+``runs.wire.contract``), but for querysets: ``runs.wire.representations`` represents a page of one.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -94,7 +94,7 @@ def session_snapshot(actor: Actor, session_id: Id) -> contract.Session:
 def sessions(
     actor: Actor, *, search: str = "", status: str = "", origin: Origin | None = Origin.CHAT
 ) -> QuerySet[Session]:
-    """One's own sessions, most recently changed first; represent a page with ``represent_sessions``."""
+    """One's own sessions, most recently changed first; ``representations.sessions`` represents a page."""
     found = representations.with_status(Session.objects.filter(owner=actor.pk)).order_by("-updated_at", "-id")
     if origin is not None:
         found = found.filter(origin=origin)
@@ -108,11 +108,6 @@ def sessions(
             raise Invalid(f'"status" must be one of {", ".join(SessionStatus.values)}.')
         found = representations.filter_status(found, status)
     return found
-
-
-def represent_sessions(page: Sequence[Session]) -> list[contract.Session]:
-    """Each session as it is sent, in a fixed number of queries."""
-    return representations.sessions(page)
 
 
 def rename_session(actor: Actor, session_id: Id, title: str) -> contract.Session:
@@ -232,13 +227,8 @@ def get_run(actor: Actor, run_id: Id) -> contract.Run:
 
 
 def runs_of(actor: Actor, session_id: Id) -> QuerySet[Run]:
-    """The session's runs, newest first; for paging. Represent a page with ``represent_runs``."""
+    """The session's runs, newest first; for paging. ``representations.runs`` represents a page."""
     return Run.objects.filter(session=_session(actor, session_id)).order_by("-created_at", "-id")
-
-
-def represent_runs(page: Sequence[Run]) -> list[contract.Run]:
-    """Each run as it is sent, in a fixed number of queries."""
-    return representations.runs(page)
 
 
 # Cancel
@@ -366,11 +356,6 @@ def workers(actor: Actor) -> QuerySet[Worker]:
     if not actor.has_perm("runs.view_worker"):  # type: ignore[attr-defined]
         raise Forbidden
     return Worker.objects.order_by("started_at", "id")
-
-
-def represent_workers(page: Sequence[Worker]) -> list[contract.Worker]:
-    """Each worker as it is sent."""
-    return [representations.worker(worker) for worker in page]
 
 
 # Who may

@@ -63,17 +63,14 @@ class AlwaysJson(BaseContentNegotiation):
     """Answers in JSON whatever Accept says, so that an error is never replaced by a 406."""
 
     def select_parser(self, request: Request, parsers: Iterable[BaseParser]) -> BaseParser | None:
-        return next((parser for parser in parsers if parser.media_type == _media_type(request)), None)
+        given = (request.content_type or "").partition(";")[0].strip().lower()
+        return next((parser for parser in parsers if parser.media_type == given), None)
 
     def select_renderer(
         self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
     ) -> tuple[BaseRenderer, str]:
         renderer = next(iter(renderers))
         return renderer, renderer.media_type
-
-
-def _media_type(request: Request) -> str:
-    return (request.content_type or "").partition(";")[0].strip().lower()
 
 
 def accepts(request: Request, media_type: str) -> bool:
@@ -117,7 +114,10 @@ class AsyncView(APIView):
         self.request = self.initialize_request(request, *args, **kwargs)
         try:
             await in_thread(self._admit, self.request)
-            response = await self._handler(self.request)(self.request, *args, **kwargs)
+            name = (request.method or "").lower()
+            refuse: Any = self.http_method_not_allowed
+            handler = getattr(self, name, refuse) if name in self.http_method_names else refuse
+            response = await handler(self.request, *args, **kwargs)
         # REST framework turns what it knows into an answer and raises the rest again.
         except Exception as error:  # noqa: BLE001
             response = self.handle_exception(error)
@@ -127,9 +127,3 @@ class AsyncView(APIView):
         self.initial(request, *self.args, **self.kwargs)
         if request.method not in SAFE_METHODS:
             _ = request.data  # reads and parses the body here, off the loop
-
-    def _handler(self, request: Request) -> Any:
-        name = (request.method or "").lower()
-        if name not in self.http_method_names:
-            return self.http_method_not_allowed
-        return getattr(self, name, self.http_method_not_allowed)

@@ -41,7 +41,7 @@ from runs.foundation.database import in_thread
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.operations import Started
 from runs.states import OnDisconnect
-from runs.wire import contract
+from runs.wire import contract, representations
 
 
 @csrf_exempt
@@ -81,7 +81,7 @@ class Sessions(AsyncView):
             status=chosen.get("status", ""),
             origin=chosen.get("origin") or None,
         )
-        return await in_thread(_page, SessionPages(), found, operations.represent_sessions, request)
+        return await in_thread(_page, SessionPages(), found, representations.sessions, request)
 
     @operation("create_session", {201: "Session"}, body=inputs.NewSession)
     async def post(self, request: Request) -> Response:
@@ -359,7 +359,7 @@ class Workers(AsyncView):
         """
         inputs.Page.read(request.query_params.dict())
         found = await in_thread(operations.workers, actor_of(request))
-        return await in_thread(_page, WorkerPages(), found, operations.represent_workers, request)
+        return await in_thread(_page, WorkerPages(), found, representations.workers, request)
 
 
 class OpenApiRenderer(JSONRenderer):
@@ -423,9 +423,7 @@ def _idempotency_key(request: Request) -> str | None:
 def _runs_page(request: Request, session_id: str) -> Response:
     # runs_of reads the database at once, to find out whether the session is the user's.
     inputs.Page.read(request.query_params.dict())
-    return _page(
-        RunPages(), operations.runs_of(actor_of(request), session_id), operations.represent_runs, request
-    )
+    return _page(RunPages(), operations.runs_of(actor_of(request), session_id), representations.runs, request)
 
 
 def _page(pages: Pages, found: QuerySet[Any], represent: Any, request: Request) -> Response:

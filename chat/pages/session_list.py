@@ -12,6 +12,7 @@ from runs import operations
 from runs.foundation.limits import SEARCH_LIMIT
 from runs.models import Session
 from runs.operations import Actor
+from runs.wire import representations
 
 PAGE = 40
 
@@ -24,7 +25,7 @@ def read(user: Actor, query: Mapping[str, str]) -> dict[str, Any]:
     more = len(page) > PAGE
     page = page[:PAGE]
     return {
-        "sessions": operations.represent_sessions(page),
+        "sessions": representations.sessions(page),
         "search": search,
         "older": f"{page[-1].updated_at.isoformat()},{page[-1].id}" if more else "",
     }

@@ -11,7 +11,7 @@ from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Id
 from runs.states import Resolution, RunStatus, SessionStatus
-from runs.wire import contract
+from runs.wire import contract, representations
 from runs.wire.encoding import pretty
 
 PAGE = 200  # messages on a page before the reader asks for all
@@ -133,7 +133,7 @@ def _turns(actor: Actor, history: contract.History) -> list[Turn]:
         shown.add(latest["id"])
     runs = operations.runs_of(actor, session["id"]).filter(id__in=shown, position__isnull=False)
     rows = list(runs.order_by("position"))
-    represented = {run["id"]: run for run in operations.represent_runs(rows)}
+    represented = {run["id"]: run for run in representations.runs(rows)}
     if latest is not None and latest["id"] in represented:
         represented[latest["id"]] = latest  # the one that was read together with the messages
     turns = {str(row.id): _turn(row, represented[str(row.id)]) for row in rows}

@@ -9,6 +9,7 @@ import gc
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 import daphne.server  # first: it installs the reactor that everything of Twisted's then uses
@@ -17,7 +18,7 @@ from twisted.internet import reactor as installed_reactor
 from twisted.logger import STDLibLogObserver, globalLogBeginner
 
 from chat.server.listener import CannotListen
-from chat.server.transport import Request, Requests, Socket, Sockets
+from chat.server.transport import Inbox, Request, Requests, Socket, Sockets
 from runs.foundation.shutdown import FAILED, Shutdown
 
 logger = logging.getLogger(__name__)
@@ -172,16 +173,15 @@ class Server(daphne.server.Server):
 
     def create_application(self, protocol: Request | Socket, scope: dict[str, Any]) -> Any:
         """Start the application for a request or a socket; returns the queue of what it receives."""
-        inbox = protocol.new_inbox()
+        # Of a request. Twisted reads no further one before it is answered.
+        inbox: Inbox | asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         scope.setdefault("asgi", {"version": "3.0"})
         if isinstance(protocol, Socket):
+            inbox = Inbox(protocol.transport)
             scope["extensions"] = {"websocket.http.response": {}}
-
-        async def send(message: dict[str, Any]) -> None:
-            await self.handle_reply(protocol, message)
-
+        serving = self.application(scope, inbox.get, partial(self.handle_reply, protocol))
         self.connections[protocol]["application_instance"] = self._loop.create_task(
-            self.application(scope, inbox.get, send), name=f"{scope['type']} {scope['path']}"
+            serving, name=f"{scope['type']} {scope['path']}"
         )
         return inbox
 

@@ -48,7 +48,7 @@ class Outlet:
 
     async def until_free(self, patience: float) -> bool:
         """Wait until the peer has taken what was written; False if it took none for ``patience`` seconds."""
-        while not self.is_free:
+        while not self._free.is_set():
             before = self._progress()
             try:
                 async with asyncio.timeout(patience):
@@ -74,22 +74,22 @@ class Outlet:
 
 
 class Inbox:
-    """The messages from a peer that its application has not taken yet."""
+    """The messages from a socket's peer that its application has not taken yet."""
 
-    def __init__(self, transport: Any | None = None) -> None:
+    def __init__(self, transport: Any) -> None:
         self._transport = transport
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._is_holding = False
 
     def put_nowait(self, message: dict[str, Any]) -> None:
         self._messages.put_nowait(message)
-        if self._transport and self._messages.qsize() >= MAX_WAITING_MESSAGES and not self._is_holding:
+        if self._messages.qsize() >= MAX_WAITING_MESSAGES and not self._is_holding:
             self._is_holding = True
             self._transport.pauseProducing()
 
     async def get(self) -> dict[str, Any]:
         message = await self._messages.get()
-        if self._transport and self._is_holding and self._messages.qsize() < MAX_WAITING_MESSAGES // 2:
+        if self._is_holding and self._messages.qsize() < MAX_WAITING_MESSAGES // 2:
             self._is_holding = False
             self._transport.resumeProducing()
         return message
@@ -122,9 +122,6 @@ class Request(WebRequest):
             self.unregisterProducer()
             self.outlet.stopProducing()
         super().finish()
-
-    def new_inbox(self) -> Inbox:
-        return Inbox()  # Twisted reads no further request before this one is answered
 
     def end_blocked(self) -> None:
         """The peer has stopped reading: leave it."""
@@ -186,9 +183,6 @@ class Socket(WebSocketProtocol):
     def serverClose(self, code: int | None = None) -> None:
         # The way that daphne takes refuses codes that are the server's own, such as 1012.
         self.sendCloseFrame(code=code or 1000)
-
-    def new_inbox(self) -> Inbox:
-        return Inbox(self.transport)
 
     def handle_reply(self, message: dict[str, Any]) -> None:
         """Daphne's, and ASGI's extension websocket.http.response, with a body in one piece."""

@@ -7,6 +7,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 import psycopg
@@ -41,8 +42,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     If the caller is cancelled, the function and its transaction still run to their end.
     """
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads, lambda: call_with_connection(function, *args, **kwargs))
+    call = partial(call_with_connection, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_threads, call)
 
 
 def call_with_connection(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

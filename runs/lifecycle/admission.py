@@ -131,8 +131,8 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
             raise RunActive
         if turn.multitask is Multitask.INTERRUPT:
             _cancel_all(session, active, actor)
-        else:
-            _check_queue(session, active)
+        elif sum(run.status == RunStatus.QUEUED for run in active) >= settings.RUNS_QUEUE_LIMIT:
+            raise QueueFull
         for interrupted in concerned:
             if interrupted.status == RunStatus.INTERRUPTED:
                 resolution.resolve(session, interrupted.id, Resolution.DISMISSED)
@@ -206,9 +206,3 @@ def _cancel_all(session: Session, active: Sequence[Run], actor: Any) -> None:
             requested_by=actor,
         )
     session.refresh_from_db()
-
-
-def _check_queue(session: Session, active: Sequence[Run]) -> None:
-    queued = sum(run.status == RunStatus.QUEUED for run in active)
-    if queued >= settings.RUNS_QUEUE_LIMIT:
-        raise QueueFull

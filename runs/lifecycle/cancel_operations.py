@@ -19,7 +19,8 @@ from runs.states import CancelOutcome, RunStatus
 
 def unsettled(session: Session) -> Cancellation | None:
     """The operation in progress, if any."""
-    return Cancellation.objects.filter(UNSETTLED, session=session).first()
+    found = Cancellation.objects.filter(UNSETTLED, session=session)
+    return found.select_related("requested_by").first()  # whose name its outcome is told with
 
 
 def of_ended(run: Run) -> Cancellation | None:

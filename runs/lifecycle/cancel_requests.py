@@ -68,8 +68,6 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
             return cancel_operations.of_ended(run)
         expected = {"status": run.status, "claim": run.claim}
         was_running = run.status == RunStatus.RUNNING
-        if was_running:
-            dispatch.fence(run.id)
         if not was_running or _accept(session, run, asked) is not None:
             notices.stop_execution(run, fenced=True)
             outcome = CancelOutcome.RECONCILED if was_running else CancelOutcome.CANCELLED
@@ -82,6 +80,8 @@ def force_cancel(run_id: UUID, *, source: str, reason: str, requested_by: Any) -
                 outcome=outcome,
                 escalated=was_running,
             ):
+                if was_running:
+                    dispatch.fence(run.id)
                 return cancel_operations.of_ended(run)
     return force_cancel(run_id, **asked)  # somebody was first: look again
 

@@ -6,22 +6,22 @@ from runs.log import tool_calls, transcript
 from runs.log.events import Entry
 from runs.log.transcript import note_id
 from runs.models import Run, RunEvent
-from runs.states import EventType, RunStatus
+from runs.states import TERMINAL_EVENT, EventType, RunStatus
 
 
-def of(run: Run, *, is_lost: bool) -> list[Entry]:
-    """The ends of open tool calls, and the note of a turn that ended without an answer.
+def of(run: Run, to: RunStatus) -> list[Entry]:
+    """The ends of open tool calls, and the note of a turn without an answer. The run gets the status ``to``.
 
     An interrupted run gets none, since it may be resumed. An execution that has repaired the history has
-    logged them itself. ``is_lost``: the execution is lost, so the log may lack what it did last.
+    logged them itself.
     """
-    if run.status == RunStatus.INTERRUPTED:
-        tool_calls.interrupt_open(run, is_lost=is_lost)
+    if to == RunStatus.INTERRUPTED:
         return []
-    entries = tool_calls.ends_of_open(run, is_lost=is_lost)
-    if run.status != RunStatus.COMPLETED and not run.repaired:
-        said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
-        if text := transcript.closing_note(run.status, is_answered=said.has_answer and not entries):
+    entries = tool_calls.ends_of_open(run)
+    if to != RunStatus.COMPLETED and not run.repaired:
+        end = RunEvent(run=run, type=TERMINAL_EVENT[to], data={})  # the log is folded as of then
+        said = transcript.fold(run, [*RunEvent.objects.filter(run=run).order_by("seq"), end])
+        if text := transcript.closing_note(to, is_answered=said.has_answer and not entries):
             entries += _note(run, text)
     return entries
 

@@ -3,6 +3,7 @@
 It is a hint. The sweep dispatches again what nobody has claimed, and only a claim decides who executes.
 """
 
+from functools import partial
 from uuid import UUID
 
 from django.conf import settings
@@ -22,7 +23,7 @@ def request(session_id: UUID) -> None:
     if is_shared():
         jobs.defer(session_id)
     else:
-        transaction.on_commit(lambda: offer(session_id))
+        transaction.on_commit(partial(offer, session_id))
 
 
 def offer(session_id: UUID) -> bool:
@@ -31,12 +32,12 @@ def offer(session_id: UUID) -> bool:
 
 
 def fence(run_id: UUID) -> None:
-    """Fence the execution of a run in this process, before the run is taken from it. Only on SQLite.
+    """Fence the execution of a run in this process, since the run has been taken from it. Only on SQLite.
 
-    There the checkpoints are in another file, whose writes cannot look at the run's row. On PostgreSQL the
-    row is the fence. To wait here would deadlock with a write that waits for our lock on that row.
+    There the checkpoints are in another file, whose writes cannot look at the run's row. So this is called
+    before the commit: no checkpoint is written behind a terminal status. If the commit fails after all, the
+    sweep interrupts the run, which nothing executes any more. On PostgreSQL the row is the fence. To wait
+    here would deadlock with a write that waits for our lock on that row.
     """
-    if connection.vendor != "sqlite":
-        return
-    if this_process.engine is not None:
+    if connection.vendor == "sqlite" and this_process.engine is not None:
         this_process.engine.fence(run_id)

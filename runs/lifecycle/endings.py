@@ -1,6 +1,6 @@
 """How a run ends. ``end`` is the one place where it becomes completed, failed, cancelled or interrupted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from runs.errors import NotFound
 from runs.lifecycle import cancel_operations, closing_events, dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
-from runs.log import events
+from runs.log import events, tool_calls
 from runs.models import Run, Session
 from runs.states import (
     TERMINAL,
@@ -44,11 +44,12 @@ def finish(
     reason: InterruptReason | None = None,
     repaired: bool = False,
     escalated: bool = False,
+    not_begun: Collection[str] = (),
 ) -> Outcome:
     """The execution's own ending: completed, failed, interrupted, or cancelled once a cancel was accepted.
 
     ``repaired`` says that the checkpoint holds the turn in a sendable form; ``escalated`` that something
-    had to be given up on.
+    had to be given up on. ``not_begun`` are ids of open tool calls that are known not to have begun.
     """
     try:
         with locked_run(run_id) as (session, run):
@@ -61,6 +62,7 @@ def finish(
                 reason=reason,
                 repaired=repaired,
                 escalated=escalated,
+                not_begun=not_begun,
             )
             return Outcome.DONE if has_ended else status.what_was_first(run_id, claim)
     except NotFound:
@@ -91,6 +93,7 @@ def end(
     outcome: CancelOutcome = CancelOutcome.CANCELLED,
     repaired: bool = False,
     escalated: bool = False,
+    not_begun: Collection[str] = (),
 ) -> bool:
     """Give a locked run its one terminal status and event, its statistics, and settle its cancel.
 
@@ -99,38 +102,37 @@ def end(
     now = timezone.now()
     # Of an execution that is lost, the last event is the last sign of work.
     is_lost = reason is InterruptReason.WORKER_LOST or outcome == CancelOutcome.RECONCILED
+    worked_until = run.last_event_at if is_lost else now
     if run.position is None:
         run.position = session.last_position + 1
-    statistics.pause(run, run.last_event_at if is_lost else now)
+    statistics.pause(run, worked_until)
     statistics.close(run)
     run.finished_at = now
     run.repaired = repaired
-    if error is not None:
-        run.error_code, run.error_message = error.code, error.message
     if to == RunStatus.CANCELLED and run.cancel_requested_at is None:
         run.cancel_requested_at = now
-    if not status.change(run, to, [], now, **expected):
+    closing = closing_events.of(run, to)
+    run.message_count += closing_events.messages_in(closing)
+    terminal: dict[str, Any] = {"statistics": numbers.of_run(run)}
+    if error is not None:
+        run.error_code, run.error_message = error.code, error.message
+        terminal["error"] = {"code": error.code, "message": error.message}
+    if reason is not None:
+        terminal["reason"] = reason
+    told = [*closing, (TERMINAL_EVENT[to], terminal)]
+    if not status.write(run, to, told, now, **expected):
         return False
 
     session.has_changed = True
     session.last_position = max(session.last_position, run.position or 0)
     if repaired and run.resumes_id is not None:
         _mark_turn_repaired(run)
-    terminal: dict[str, Any] = {}
-    if error is not None:
-        terminal["error"] = {"code": error.code, "message": error.message}
+    if to == RunStatus.INTERRUPTED and (effects := tool_calls.interrupt_open(run, not_begun, worked_until)):
+        terminal["effects"] = effects
     if to == RunStatus.CANCELLED:
         operation = cancel_operations.settle_ended(session, run, asked, outcome, escalated=escalated)
         if operation is not None:
             terminal["cancellation"] = representations.cancellation(operation)
-    if reason is not None:
-        terminal["reason"] = reason
-    closing = closing_events.of(run, is_lost=is_lost)
-    run.message_count += closing_events.messages_in(closing)
-    terminal = {"statistics": numbers.of_run(run), **terminal}
-    told = [*closing, (TERMINAL_EVENT[to], terminal)]
-    events.count(run, told, now)
-    run.write()
     events.record(run, told, now)
     metrics.run_ended(run)
     if statements.a_queued_run(session.id):

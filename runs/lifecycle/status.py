@@ -30,12 +30,17 @@ def change(run: Run, to: RunStatus, entries: Sequence[Entry], at: datetime, **ex
     ``expected`` are values of the row, the status among them. What else was changed of the run is written
     with it.
     """
-    run.status = to
-    events.count(run, entries, at)
-    if not run.write(**expected, **_no_cancel_before(to)):
+    if not write(run, to, entries, at, **expected):
         return False
     events.record(run, entries, at)
     return True
+
+
+def write(run: Run, to: RunStatus, entries: Sequence[Entry], at: datetime, **expected: Any) -> bool:
+    """As ``change``, but the caller records the events, which have been counted."""
+    run.status = to
+    events.count(run, entries, at)
+    return run.write(**expected, **_no_cancel_before(to))
 
 
 def _no_cancel_before(to: RunStatus) -> dict[str, Any]:

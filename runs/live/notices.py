@@ -1,6 +1,7 @@
 """Notices that are sent when the current transaction has committed. They are hints: the facts are stored."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -65,4 +66,4 @@ def stop_execution(run: Run, *, fenced: bool) -> None:
 
 
 def _after_commit(group: str, message: dict[str, Any]) -> None:
-    transaction.on_commit(lambda: bus.publish(group, message))
+    transaction.on_commit(partial(bus.publish, group, message))

@@ -6,6 +6,7 @@ transaction of its change. ``runs.log.writer`` writes those that executions emit
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -65,17 +66,14 @@ def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
     at_key = connection.ops.adapt_datetimefield_value(at)
     with connection.cursor() as cursor:
         insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
-    tool_calls.project(run, entries, at)
+    tool_calls.project(run.id, entries, at)
     if run.position is None:
         return
-    position, published = (
-        run.position,
-        [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded],
-    )
+    published = [(type, encoding.event(run.id, seq, type, data, at)) for seq, type, data in encoded]
     if first == 2:  # run.queued was recorded before the run had a position
         first, (type, data) = 1, queued(run)
         published.insert(0, (type, encoding.event(run.id, 1, type, encoding.encode(data), run.created_at)))
-    transaction.on_commit(lambda: publish(run.session_id, run.id, position, first, published))
+    transaction.on_commit(partial(publish, run.session_id, run.id, run.position, first, published))
 
 
 def queued(run: Run) -> Entry:

@@ -92,9 +92,8 @@ async def repair(
     async for namespace, subgraph in graph.aget_subgraphs(recurse=True):
         if isinstance(subgraph, CompiledStateGraph) and subgraph.checkpointer is True:
             own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
-            with_memory = _Thread(graph, subgraph, own)
-            await _repair_thread(with_memory, with_results, report)
-            remembered += state_messages.messages_of(await with_memory.state())
+            await _repair_thread(graph, subgraph, own, with_results, report)
+            remembered += state_messages.messages_of(await graph.aget_state(own, subgraphs=True))
 
     def with_turns(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
         open_steps = set(_pending(state))
@@ -113,56 +112,42 @@ async def repair(
         )
 
     root: RunnableConfig = {"configurable": thread | {"checkpoint_ns": ""}}
-    await _repair_thread(_Thread(graph, graph, root), with_turns, report)
+    await _repair_thread(graph, graph, root, with_turns, report)
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Thread:
-    """The checkpoints of the graph, or of a subgraph with its own memory."""
-
-    root: _Graph  # reads and writes
-    graph: _Graph  # whose channels they are
-    config: RunnableConfig
-
-    async def state(self) -> StateSnapshot:
-        return await self.root.aget_state(self.config, subgraphs=True)
-
-    async def checkpoint(self, state: StateSnapshot) -> StateSnapshot:
-        """The state that an update starts from: without pending writes."""
-        return await self.root.aget_state(state.config) if any(task.result for task in state.tasks) else state
-
-    async def write(self, values: dict[str, Any]) -> None:
-        await self.root.aupdate_state(self.config, values, as_node=_writing_node(self.graph, values))
-
-    async def clear(self) -> None:
-        await self.root.aupdate_state(self.config, None, as_node=END)
-
-
 async def _repair_thread(
-    thread: _Thread, form: Callable[[StateSnapshot, HistoryChanges], list[BaseMessage]], report: RepairReport
+    root: _Graph,
+    graph: _Graph,
+    config: RunnableConfig,
+    form: Callable[[StateSnapshot, HistoryChanges], list[BaseMessage]],
+    report: RepairReport,
 ) -> None:
-    """Write the messages that ``form`` gives for the thread's state, and leave nothing pending."""
-    channel = thread.graph.channels.get(MESSAGES)
+    """Write the messages that ``form`` gives for the state at ``config``, and leave nothing pending.
+
+    ``root`` reads and writes. ``graph``, whose state it is, may be a subgraph of it with its own memory.
+    """
+    channel = graph.channels.get(MESSAGES)
     for attempt in range(_ATTEMPTS):
-        state = await thread.state()
-        stored = state_messages.messages_of(await thread.checkpoint(state))
+        state = await root.aget_state(config, subgraphs=True)
+        has_writes = any(task.result for task in state.tasks)  # which an update does not start from
+        stored = state_messages.messages_of(await root.aget_state(state.config) if has_writes else state)
         changes = report.changes if attempt == 0 else HistoryChanges()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
-        pending = _pending(state)
-        if not pending and _same(stored, wanted):
+        pending, is_right = _pending(state), _same(stored, wanted)
+        if not pending and is_right:
             return
         if attempt == 0:
             report.cleared += pending
-        values = _other_writes(thread.graph, state)
-        if isinstance(channel, BaseChannel) and not _same(stored, wanted):
+        values = _other_writes(graph, state)
+        if isinstance(channel, BaseChannel) and not is_right:
             values[MESSAGES], rewrites = _update(channel, stored, wanted)
             report.written = True
             report.rewritten |= rewrites
         if values:
-            await thread.write(values)
-        await thread.clear()
-    raise RepairFailed(f"The checkpoint of {thread.config['configurable']} does not take its repair.")
+            await root.aupdate_state(config, values, as_node=_writing_node(graph, values))
+        await root.aupdate_state(config, None, as_node=END)
+    raise RepairFailed(f"The checkpoint of {config['configurable']} does not take its repair.")
 
 
 def _pending(state: StateSnapshot) -> tuple[str, ...]:

@@ -143,18 +143,21 @@ def nothing_to_cancel(
     }
 
 
-def worker(found: Worker) -> contract.Worker:
-    """Worker."""
-    return {
-        "id": str(found.id),
-        "host": found.host,
-        "pid": found.pid,
-        "version": found.version,
-        "started_at": timestamp(found.started_at),
-        "heartbeat_at": timestamp(found.heartbeat_at),
-        "active_runs": found.active_runs,
-        "stragglers": found.stragglers,
-    }
+def workers(page: Iterable[Worker]) -> list[contract.Worker]:
+    """Worker for each."""
+    return [
+        {
+            "id": str(found.id),
+            "host": found.host,
+            "pid": found.pid,
+            "version": found.version,
+            "started_at": timestamp(found.started_at),
+            "heartbeat_at": timestamp(found.heartbeat_at),
+            "active_runs": found.active_runs,
+            "stragglers": found.stragglers,
+        }
+        for found in page
+    ]
 
 
 def _run(run: Run, operation: Cancellation | None) -> contract.Run:

@@ -113,10 +113,10 @@ def _all_repaired(original: Function) -> Function:
 
 
 def _closes_interrupted(original: Function) -> Function:
-    def of(run: Run, *, is_lost: bool) -> list[Any]:
-        if run.status == RunStatus.INTERRUPTED:
-            return tool_calls.ends_of_open(run, is_lost=is_lost)
-        return original(run, is_lost=is_lost)
+    def of(run: Run, to: RunStatus) -> list[Any]:
+        if to == RunStatus.INTERRUPTED:
+            return tool_calls.ends_of_open(run)
+        return original(run, to)
 
     return of
 
@@ -478,7 +478,7 @@ GUARDS: dict[str, dict[str, Break]] = {
         ),
     },
     "History is always sendable": {
-        "a batch keeps no tool calls": (tool_calls, "project_encoded", nothing),
+        "a batch keeps no tool calls": (tool_calls, "project", nothing),
         "what may be continued is closed": (closing_events, "of", _closes_interrupted),
         "a call that never began may have worked": (tool_calls, "_effect_at_end", gives(Effect.UNKNOWN)),
         "a call that a lost run may have begun did nothing": (
@@ -486,7 +486,7 @@ GUARDS: dict[str, dict[str, Break]] = {
             "_effect_at_end",
             lambda original: lambda call, is_lost: original(call, False),
         ),
-        "a turn ends without an answer": (closing_events, "_note", lambda _: lambda run: []),
+        "a turn ends without an answer": (closing_events, "_note", gives([])),
         "every end counts as repaired": (endings, "end", _all_repaired),
         "what is retried stays in the history": (resolution, "resolve", _keeps_the_retried),
         "half a turn is retried": (

@@ -695,7 +695,7 @@ class SessionMachine(Truths, RuleBasedStateMachine):
             entries += entry
             counts.update(counted)
         encoded = [(type, encoding.encode(data)) for type, data in entries]
-        return writer._Part(execution, [], counts, [], encoded)  # type: ignore[arg-type] # for its log
+        return writer._Part(execution, entries, counts, [], encoded)  # type: ignore[arg-type] # for its log
 
 
 # Hypothesis begins with a life of nothing but the first.

@@ -14,7 +14,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from runs.errors import Fenced
 from runs.memory.checkpoints.fence import run_shielded
 from runs.memory.checkpoints.saver import FencedSaver
-from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
+from runs.memory.checkpoints.storage import Claim, Operation, Storage
 from runs.models import Run
 from runs.states import RunStatus
 
@@ -57,9 +57,8 @@ class PostgresStorage(Storage):
     fenced_class = FencedPostgresSaver
 
     def __init__(self, pool: AsyncConnectionPool[Connection]) -> None:
-        super().__init__()
+        super().__init__(versions=AsyncPostgresSaver(pool))
         self._pool = pool
-        self._versions = AsyncPostgresSaver(pool)
 
     @classmethod
     async def open(cls, using: str = DEFAULT_DB_ALIAS) -> "PostgresStorage":
@@ -90,10 +89,6 @@ class PostgresStorage(Storage):
             await pool.close()
             raise
         return cls(pool)
-
-    @property
-    def versions(self) -> Saver:
-        return self._versions
 
     async def read(self, operation: Operation[T]) -> T:
         async def read() -> T:

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from langchain_core.runnables import RunnableConfig
@@ -97,7 +98,7 @@ class ReadingSaver(BaseCheckpointSaver[str]):
         async def read(saver: Saver) -> T:
             return await operation(saver.with_allowlist(self._allowed) if self._allowed else saver)
 
-        return await run_shielded(lambda: self._storage.read(read), self._storage.fence)
+        return await run_shielded(partial(self._storage.read, read), self._storage.fence)
 
     def _from_thread(self, work: Coroutine[Any, Any, T]) -> T:
         try:
@@ -172,6 +173,5 @@ class FencedSaver(ReadingSaver):
         self._from_thread(self.adelete_thread(thread_id))
 
     async def _write(self, operation: Operation[T]) -> T:
-        return await run_shielded(
-            lambda: self._storage.write(operation, self._claim), self._fence, self._storage.fence
-        )
+        write = partial(self._storage.write, operation, self._claim)
+        return await run_shielded(write, self._fence, self._storage.fence)

@@ -11,7 +11,7 @@ import aiosqlite
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from runs.memory.checkpoints.saver import FencedSaver
-from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
+from runs.memory.checkpoints.storage import Claim, Operation, Storage
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ class SqliteStorage(Storage):
     def __init__(
         self, writer: AsyncSqliteSaver, reader: AsyncSqliteSaver, connections: AsyncExitStack
     ) -> None:
-        super().__init__()
+        super().__init__(versions=reader)
         self._writer = writer
         self._reader = reader
         self._connections = connections
@@ -55,10 +55,6 @@ class SqliteStorage(Storage):
                 await saver.conn.execute("PRAGMA synchronous=NORMAL")
             await reader.conn.execute("PRAGMA query_only=ON")
             return cls(writer, reader, connections.pop_all())
-
-    @property
-    def versions(self) -> Saver:
-        return self._reader
 
     async def read(self, operation: Operation[T]) -> T:
         return await operation(self._reader)

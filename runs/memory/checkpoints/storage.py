@@ -34,13 +34,9 @@ class Storage(ABC):
 
     fenced_class: "ClassVar[type[FencedSaver]]"  # can do what LangGraph's saver for this database can
 
-    def __init__(self) -> None:
+    def __init__(self, versions: Saver) -> None:
+        self.versions = versions  # LangGraph's saver; used for its serialiser and its version numbers
         self.fence = Fence()  # of all operations; closed when the process leaves
-
-    @property
-    @abstractmethod
-    def versions(self) -> Saver:
-        """LangGraph's saver for this database; used for its serialiser and its version numbers."""
 
     @abstractmethod
     async def read(self, operation: Operation[T]) -> T:

@@ -1,5 +1,8 @@
 import os
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,6 +12,8 @@ from runs.models import Session, Worker
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import User
+
+    from tests.runs.harness import Harness
 
 
 @pytest.fixture
@@ -23,3 +28,21 @@ def worker(db: None) -> Worker:
     pid = os.getpid()
     started = liveness.process_started(pid)
     return Worker.objects.create(host=host, boot=boot, pid=pid, pid_started=started, version="test")
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Ends every hanging tool when the test is over."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+async def harness(
+    engine: Any, alice: "User", serve: Callable[..., None], tmp_path: Path, release: threading.Event
+) -> "AsyncIterator[Harness]":
+    from tests.runs.harness import open_harness
+
+    async with open_harness(alice, serve, tmp_path / "marks", release=release) as opened:
+        yield opened

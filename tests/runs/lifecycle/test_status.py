@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 import runs
 from runs.errors import NotInterrupted, NotWaiting
@@ -217,6 +218,17 @@ def test_an_ending_writes_its_session_once(alice, run, monkeypatch):
     finish(RunStatus.CANCELLED)(run, alice)
 
     assert written == [run.session_id]
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+def test_an_ending_writes_its_run_once(alice, run, ending):
+    """A force-cancel writes the mark of the cancel before."""
+    with CaptureQueriesContext(connection) as asked:
+        ending(run, alice)
+
+    written = [query["sql"] for query in asked if query["sql"].startswith('UPDATE "runs_run"')]
+    assert len([sql for sql in written if '"finished_at"' in sql]) == 1
+    assert len(written) == (2 if ending is force_cancel else 1)
 
 
 def test_one_module_alone_gives_a_run_its_status():

@@ -103,7 +103,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     engine, alice, serve, tmp_path, monkeypatch, is_cancelled
 ):
     """It is still ours, so nobody else would end it."""
-    project = tool_calls.project_encoded
+    project = tool_calls.project
     broken = threading.Event()
 
     def refuse(run_id, entries, at):
@@ -112,7 +112,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
             raise DataError("value too long")
         project(run_id, entries, at)
 
-    monkeypatch.setattr(tool_calls, "project_encoded", refuse)
+    monkeypatch.setattr(tool_calls, "project", refuse)
     if is_cancelled:  # the cancel comes first
         monkeypatch.setattr(execution, "_LIMITS_INTERVAL", 60)
     async with open_harness(

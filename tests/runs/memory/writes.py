@@ -17,7 +17,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from runs.errors import Fenced
 from runs.memory.checkpoints import fence
 from runs.memory.checkpoints.saver import FencedSaver
-from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
+from runs.memory.checkpoints.storage import Claim, Operation, Storage
 
 T = TypeVar("T")
 
@@ -45,12 +45,8 @@ class SlowStorage(Storage):
     fenced_class = FencedSaver
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(versions=InMemorySaver())
         self.held: list[Held] = []
-
-    @property
-    def versions(self) -> Saver:
-        return InMemorySaver()
 
     async def read(self, operation: Operation[T]) -> T:
         return await self._hold(operation, None)

@@ -61,7 +61,7 @@ class Conversation:
             run.last_seq += 1
             at = BEGIN + timedelta(minutes=run.queue_place, seconds=run.last_seq)
             RunEvent.objects.create(run=run, seq=run.last_seq, type=kind, data=data, at=at)
-            project(run, [(kind, data)], at)
+            project(run.id, [(kind, data)], at)
         run.save()
 
     async def store(self, *messages: BaseMessage) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 
 import pytest
+from django.db import connection
 from langchain_core.tools import tool
 
 from runs import operations, this_process
 from runs.foundation.database import in_thread
-from runs.lifecycle import endings
+from runs.lifecycle import dispatch
 from runs.models import Run, ToolCall, Worker
 from runs.recovery import safety
 from runs.worker.ending import StopReason
@@ -40,13 +41,14 @@ async def test_a_force_cancel_while_the_process_leaves_closes_the_checkpoints_fi
     await harness.script.gate("last").reached()
     [execution] = this_process.engine.executions.values()
     closed = []
-    end = endings.end
+    fence = dispatch.fence
 
-    def ending(*args, **how):
+    def fencing(run_id):
+        fence(run_id)
+        assert connection.in_atomic_block
         closed.append(execution._saver._fence.closed)
-        end(*args, **how)
 
-    monkeypatch.setattr(endings, "end", ending)
+    monkeypatch.setattr(dispatch, "fence", fencing)
     leaving = asyncio.create_task(servers.leave(5))
     await until(lambda: this_process.engine.leaving)
 

@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 from runs import operations, this_process
 from runs.foundation.database import in_thread
-from runs.lifecycle import questions, queue
+from runs.lifecycle import endings, questions, queue
 from runs.memory.checkpoints import process_checkpoints
 from runs.models import Run, RunEvent, ToolCall, Worker
 from runs.recovery import sweep
@@ -76,6 +76,25 @@ async def test_what_lost_its_run_changes_nothing_when_it_wakes_up(
         await in_thread(operations.dismiss, harness.owner, run_id)
     await harness.assert_next_completes()
     await harness.assert_sendable()
+
+
+async def test_a_force_cancel_that_fails_leaves_the_execution_as_it_was(
+    harness, servers, olivia, monkeypatch
+):
+    def fail(*args, **how):
+        raise OperationalError("the disk is full")
+
+    harness.script.add(Round(numbered(3), Hold("last"), text(" w4")))
+    run_id = await harness.start()
+    await harness.script.gate("last").reached()
+    with monkeypatch.context() as patched:
+        patched.setattr(endings, "end", fail)
+        with pytest.raises(OperationalError):
+            await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
+
+    harness.script.gate("last").open()
+
+    assert (await terminal(run_id)).status == "completed"
 
 
 async def test_a_turn_is_not_disturbed_by_one_before_it_that_was_not_told_of_its_end(

@@ -6,6 +6,7 @@ import pytest
 
 from runs.foundation.database import in_thread
 from runs.models import ToolCall
+from runs.wire import representations
 from tests.fakes import (
     SHAPES,
     Disconnect,
@@ -179,7 +180,7 @@ async def test_a_sessions_numbers_are_the_sum_of_its_runs(harness):
         await terminal(await harness.start())
         harness.script.clear()
     runs = await in_thread(
-        lambda: operations.represent_runs(list(operations.runs_of(harness.owner, harness.session)))
+        lambda: representations.runs(list(operations.runs_of(harness.owner, harness.session)))
     )
     session = await in_thread(operations.session_snapshot, harness.owner, harness.session)
 

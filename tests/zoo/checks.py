@@ -9,12 +9,12 @@ from runs.foundation.database import in_thread
 from runs.models import Run, ToolCall
 from runs.states import TERMINAL_TYPES, Effect, RunStatus
 from tests.fakes.history import unsendable
-from tests.runs.waiting import log_of, terminal
+from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.zoo.ledger import Entry
 from tests.zoo.lives import NEXT, Life
 
-# Seconds after which an accepted cancel has reached everything.
-AT_ONCE = 0.3
+# Seconds that an accepted cancel takes at most until it has reached everything.
+AT_ONCE = 0.3 * PATIENCE
 
 
 async def agrees(life: Life) -> None:
@@ -36,15 +36,23 @@ async def next_turn_completes(life: Life) -> None:
     assert not faults, "\n".join(faults)
 
 
-def nothing_started_after(life: Life, stopped: float) -> None:
-    """From this time on, but for the moment that it takes to reach everything.
-
-    A thread may come to one more piece of the stream it reads. A function that is no tool cannot be refused.
+def nothing_started_after(life: Life, moment: float) -> None:
+    """A thread may come to one more piece of the stream it reads. A function that is no tool cannot be
+    refused.
     """
-    late = [entry for entry in life.entries() if entry.at > stopped + AT_ONCE and _is_start(life, entry)]
+    late = [entry for entry in life.entries() if entry.at > moment and _is_start(life, entry)]
     if [entry.what for entry in late] == ["llm.chunk"] and late[0].thread != "MainThread":
         return
     assert not late, f"started after the stop: {[entry.point for entry in late]}"
+
+
+async def effects_are_known(life: Life) -> None:
+    """What has ended, late or not, is done, but for what fails or cannot be seen."""
+    unknown = life.graph.functions | life.graph.repeats
+    entries = life.entries()
+    ended = {entry.call for entry in entries if entry.what == "tool.end" and entry.name not in unknown}
+    rows = await in_thread(list, ToolCall.objects.filter(run__id__in=life.runs))
+    assert ended <= {row.args.get("call") for row in rows if row.effect == Effect.DONE}
 
 
 def _is_start(life: Life, entry: Entry) -> bool:

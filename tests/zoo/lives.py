@@ -67,11 +67,12 @@ class Life:
         return f"{ended.status} {ended.error_message}" if ended else None
 
     async def let_go(self) -> float:
-        """What was held goes on as soon as the execution knows that it has to stop; the time of that."""
+        """What was held goes on as soon as the execution knows that it has to stop; when that is."""
         executions = list(self.engine.executions.values())
         await until(lambda: all(one.token.cancelled for one in executions), what="the cancel of the token")
+        released = time.time()
         self.ledger.release()
-        return time.time()
+        return released
 
     async def ended(self) -> Run:
         """The last run of the turn, at its end, when nothing is done for it any more."""
@@ -103,8 +104,7 @@ class Life:
         await self.servers.start()
 
     async def logged(self) -> None:
-        """Until all that the executions told to the log is in it, and what they are just being told."""
-        await asyncio.sleep(0.05)
+        """Until all that the executions told to the log is in it."""
         for execution in self.engine.executions.values():
             await execution._log.flush()
 

@@ -55,8 +55,8 @@ kills: $(DEV)
 races: export RACE_TRIES ?= 300
 races: export RACE_SEED ?= random
 races: $(DEV)
-	@$(BIN)/python -m pytest -s -k against tests/runs/test_races.py tests/chat/api/test_turns.py \
-		tests/chat/openai/test_completions.py $(ARGS)
+	@$(BIN)/python -m pytest -s -k against tests/runs/test_races.py tests/admin/test_races.py \
+		tests/chat/api/test_turns.py tests/chat/openai/test_completions.py $(ARGS)
 
 # STATEFUL_EXAMPLES lives of sessions, and of their checkpoints, after each step of which every invariant is checked.
 lives: export STATEFUL_EXAMPLES ?= 200

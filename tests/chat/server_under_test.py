@@ -1,12 +1,13 @@
 """A server process with a stand-in for the engine and an application made for tests.
 
-Run as ``python -m tests.chat.server_under_test``; it prints its port once it listens. Environment:
-``ENGINE`` is ``quick``, ``slow`` (never drains) or ``stuck`` (blocks the event loop when it leaves);
-``DRAIN`` and ``PATIENCE`` are seconds.
+Run as ``python -m tests.chat.server_under_test``; it prints its port once it listens, and what it comes to
+after that. Environment: ``ENGINE`` is ``quick``, ``slow`` (never drains) or ``stuck`` (blocks the event loop
+when it leaves); ``DRAIN`` and ``PATIENCE`` are seconds.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
 from chat.server import listener, server
-from chat.server.transport import Inbox, Outlet
+from chat.server.transport import Inbox, Outlet, Socket
 
 FLOOD = 50 * 1024 * 1024
 CHUNK = b"x" * 16 * 1024
@@ -24,13 +25,11 @@ most_buffered = 0
 most_waiting = 0
 sent = 0
 forever = threading.Event()
+inbox_is_full = asyncio.Event()
 
 
 class Engine:
-    def __init__(self) -> None:
-        self.broken = asyncio.Event()
-        if os.environ["ENGINE"] == "broken":
-            asyncio.get_running_loop().call_later(0.2, self.broken.set)
+    broken = asyncio.Event()
 
     async def leave(self, seconds: float) -> None:
         print("leaving", flush=True)
@@ -46,12 +45,14 @@ async def start_engine() -> Engine:
 
 
 def watch_buffers() -> None:
-    """Remember the most that ever lay in a transport's buffer and in an inbox."""
+    """Remember the most that ever lay in a transport's buffer and in an inbox, and tell who is held up."""
     pause, put = Outlet.pauseProducing, Inbox.put_nowait
 
     def pause_and_look(outlet: Outlet) -> None:
         global most_buffered
         transport = outlet.transport
+        if not most_buffered:
+            print("held up", flush=True)
         most_buffered = max(most_buffered, len(transport.dataBuffer) + transport._tempDataLen)
         pause(outlet)
 
@@ -59,9 +60,19 @@ def watch_buffers() -> None:
         global most_waiting
         put(inbox, message)
         most_waiting = max(most_waiting, inbox._messages.qsize())
+        if inbox._is_holding:
+            inbox_is_full.set()
 
     Outlet.pauseProducing = pause_and_look  # type: ignore[method-assign, assignment]
     Inbox.put_nowait = put_and_look  # type: ignore[method-assign, assignment]
+
+    end_blocked = Socket.end_blocked
+
+    def end_and_tell(socket: Socket) -> None:
+        print("given up", flush=True)
+        end_blocked(socket)
+
+    Socket.end_blocked = end_and_tell  # type: ignore[method-assign, assignment]
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
@@ -80,19 +91,22 @@ async def http(path: str, receive: Any, send: Any) -> None:
             await send({"type": "http.response.body", "body": CHUNK, "more_body": True})
             sent += len(CHUNK)
     elif path == "/stream":
+        await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
         with contextlib.suppress(asyncio.CancelledError):
-            while True:
-                await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
-                await asyncio.sleep(0.1)
+            await asyncio.Event().wait()
     elif path == "/break":
         await send({"type": "http.response.body", "body": b": alive\n\n", "more_body": True})
         raise RuntimeError("in the middle of a response")
     elif path == "/block":
         async with ThreadSensitiveContext():
             await send({"type": "http.response.body", "body": b"blocking", "more_body": True})
-            await sync_to_async(forever.wait)(5)
+            await sync_to_async(forever.wait)()
     elif path == "/thread":
         threading.Thread(target=forever.wait, name="a tool that does not end").start()
+    elif path == "/release":
+        forever.set()
+    elif path == "/break-engine":
+        Engine.broken.set()
     numbers = {"most_buffered": most_buffered, "most_waiting": most_waiting, "sent": sent}
     await send({"type": "http.response.body", "body": json.dumps(numbers).encode()})
 
@@ -113,12 +127,13 @@ async def websocket(path: str, receive: Any, send: Any) -> None:
             await send({"type": "websocket.send", "text": f"{number:8}" + "x" * (len(CHUNK) - 8)})
             sent += len(CHUNK)
         await send({"type": "websocket.send", "text": "the end"})
-    while True:
+    for taken in itertools.count():
+        if path == "/sluggish" and taken in (0, 20, 40, 60):
+            inbox_is_full.clear()
+            await inbox_is_full.wait()
         message = await receive()
         if message["type"] == "websocket.disconnect":
             return
-        if path == "/sluggish":
-            await asyncio.sleep(0.01)
         if message["text"] == "last":
             await send({"type": "websocket.send", "text": "seen all"})
         elif path == "/large":

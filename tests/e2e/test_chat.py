@@ -2,13 +2,13 @@
 
 import json
 import re
-import time
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.polling import until
 from tests.provider import Failure, Hold, RemoteProvider, Round, call, numbered, say, text, words
 
 pytestmark = pytest.mark.browser
@@ -55,15 +55,14 @@ def held(provider: RemoteProvider, before: str, after: str = " and the rest.") -
 
 def wait_for_the_model(provider: RemoteProvider, message: str) -> None:
     """Wait until the model has said all it had to say to this message."""
-    deadline = time.monotonic() + 15
-    while True:
+
+    def has_ended() -> bool:
         calls = provider.ledger()["calls"]
-        if any(
+        return any(
             each["messages"][-1]["content"] == message and each["outcome"] == "completed" for each in calls
-        ):
-            return
-        assert time.monotonic() < deadline, "the model did not come to its end"
-        time.sleep(0.05)
+        )
+
+    until(has_ended, "the end of the model's answer")
 
 
 def words_of(page: Page) -> str:

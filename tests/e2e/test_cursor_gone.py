@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from uuid import uuid4
 
 import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.conftest import ROOT, Visitor, running_server
+from tests.polling import until
 from tests.provider import Hold, Round, numbered, text
 
 pytestmark = pytest.mark.browser
@@ -19,12 +19,12 @@ def make_compact(data):
     """Make the log of the run compact, as soon as it has ended."""
     environment = {**os.environ, "DATA_DIR": str(data), "SECRET_KEY": ""}
     command = [sys.executable, "manage.py", "prune_runs", "--compact-after", "0"]
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_compact():
         told = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
-        if "made compact: 1," in told.stdout:
-            return
-        assert time.monotonic() < deadline, told.stdout
+        return "made compact: 1," in told.stdout
+
+    until(is_compact, "the compaction")
 
 
 def test_cursor_gone_has_the_page_load_the_history(browser, server, tmp_path):

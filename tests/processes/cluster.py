@@ -12,7 +12,8 @@ import psutil
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from tests.processes.server import PATIENT, Data, Server
+from tests.polling import PATIENT, until
+from tests.processes.server import Data, Server
 from tests.provider import RemoteProvider
 
 
@@ -78,7 +79,7 @@ class Cluster(Server):
             except httpx.HTTPError:
                 return False
 
-        self.until(answers, "all processes being there")
+        until(answers, "all processes being there")
 
     def served_by(self) -> str:
         """The name of the process that answers next."""

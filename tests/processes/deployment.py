@@ -18,8 +18,8 @@ import psycopg
 
 from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
+from tests.polling import PATIENT
 from tests.processes.prefork import Child, Prefork
-from tests.processes.server import PATIENT
 from tests.provider import RemoteProvider, ScriptedProvider
 from tests.services import PostgreSQL, Redis, throw_away
 

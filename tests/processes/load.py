@@ -14,9 +14,10 @@ from uuid import uuid4
 import httpx
 from websockets.asyncio.client import ClientConnection
 
+from tests.polling import PATIENT
 from tests.processes.deployment import Deployment, Slot
 from tests.processes.followers import LOST, RunFollower, SessionFollower, open_socket
-from tests.processes.server import PATIENT, Data
+from tests.processes.server import Data
 from tests.processes.turns import KINDS, text_of
 
 BUSY = ("queued", "running")

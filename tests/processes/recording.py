@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.polling import until
 from tests.processes.server import Server
 from tests.provider import Disconnect, Hold, Round, call, numbered, provider_process, say
 
@@ -46,11 +47,11 @@ def live_through(server: Server) -> None:
     server.ended(run)
 
     _, run = start("stopped while it speaks", Round(numbered(20), Hold("speaking")))
-    server.until(lambda: provider.gate("speaking")["arrivals"], "the words")
+    until(lambda: provider.gate("speaking")["arrivals"], "the words")
     server.post(f"runs/{run}/cancel/", reason="Enough.", wait=30)
 
     _, run = start("stopped while a tool works", call("slow_sync", seconds=3))
-    server.until(lambda: "tool.started" in types(server, run), "the tool")
+    until(lambda: "tool.started" in types(server, run), "the tool")
     server.post(f"runs/{run}/cancel/", wait=30)
 
     session, run = start("broken off", Round(numbered(8), Disconnect()))
@@ -59,7 +60,7 @@ def live_through(server: Server) -> None:
     server.ended(server.post(f"runs/{run}/retry/")["id"])
 
     _, run = start("a question", call("ask", question="Really?"), say("So be it."))
-    server.until(lambda: server.run(run)["status"] == "waiting", "the question")
+    until(lambda: server.run(run)["status"] == "waiting", "the question")
 
     brought = [
         {"role": "user", "content": "What came before"},
@@ -75,7 +76,7 @@ def live_through(server: Server) -> None:
     for name in ("lost and resumed", "lost and undecided"):
         gate = name.replace(" ", "-")
         session, run = start(name, call("mark", x=name), Round(numbered(20), Hold(gate)))
-        server.until(partial(arrivals, server, gate), name)
+        until(partial(arrivals, server, gate), name)
     start("behind the lost one", session=session, multitask="enqueue")
 
 
@@ -104,7 +105,7 @@ def record(file: Path) -> None:
             server.start()
             lost = [run for session in told(server).values() for run in session["runs"]]
             for run in lost:
-                server.until(partial(is_at_rest, server, run["id"]), "the end")
+                until(partial(is_at_rest, server, run["id"]), "the end")
             resumed = next(run for run in lost if "lost and resumed" in str(server.events(run["id"])[0]))
             provider.open("lost-and-resumed")
             provider.add(say("Here it goes on."), marker="lost and resumed")

@@ -8,20 +8,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import httpx
 
 from tests import ROOT
 from tests.fakes.tools import MARKS_VARIABLE
+from tests.polling import PATIENT, until
 from tests.provider import RemoteProvider
 
-T = TypeVar("T")
 Data: TypeAlias = dict[str, Any]  # an object of JSON
 
-PATIENT = 90.0  # seconds for what takes a few on an idle machine
 DRAIN = 5
 
 
@@ -160,17 +158,7 @@ class Server:
             if page.json()["done"] or not page.json()["events"]:
                 return found
 
-    def until(self, question: Callable[[], T | Literal[False]], what: str, seconds: float = PATIENT) -> T:
-        """Ask until the answer is true; the answer."""
-        deadline = time.monotonic() + seconds
-        while not (found := question()):
-            assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-            time.sleep(0.05)
-        return found
-
     def ended(self, run_id: str) -> Data:
         """The run, once it has ended."""
         over = ("completed", "failed", "cancelled", "interrupted")
-        return self.until(
-            lambda: (run := self.run(run_id))["status"] in over and run, f"the end of run {run_id}"
-        )
+        return until(lambda: (run := self.run(run_id))["status"] in over and run, f"the end of run {run_id}")

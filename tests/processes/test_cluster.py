@@ -12,8 +12,9 @@ import psutil
 import psycopg
 import pytest
 
+from tests.fakes import Marks
+from tests.polling import PATIENT, until
 from tests.processes.cluster import Cluster, frames_until, frozen, socket_of, stream
-from tests.processes.server import PATIENT
 from tests.provider import Hold, Round, call, numbered, provider_process, say, text
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -59,9 +60,9 @@ def begin(cluster, key, *rounds):
     cluster.provider.add(*(rounds or (Round(numbered(5), Hold(key), text(" end")),)), marker=key)
     session = cluster.open_session()
     run = cluster.start_turn(session, f"Go {key}")
-    cluster.until(lambda: cluster.provider.gate(key)["arrivals"], "the turn's arrival at its gate")
+    until(lambda: cluster.provider.gate(key)["arrivals"], "the turn's arrival at its gate")
     if words:  # what the provider has sent is still on its way
-        cluster.until(lambda: told(cluster, run).endswith("w5"), "the turn's words in its log")
+        until(lambda: told(cluster, run).endswith("w5"), "the turn's words in its log")
     return session, run
 
 
@@ -80,7 +81,7 @@ def check_next(cluster, session, key):
 
 
 def status_is(cluster, run, status):
-    return cluster.until(lambda: (r := cluster.run(run))["status"] == status and r, f"{run} being {status}")
+    return until(lambda: (r := cluster.run(run))["status"] == status and r, f"{run} being {status}")
 
 
 def test_the_address_leads_to_both_and_each_answer_names_its_own(cluster):
@@ -109,7 +110,7 @@ def test_a_turn_that_was_started_at_one_is_followed_at_the_other(cluster, key):
     run = here.post(f"sessions/{session}/runs/", json={"input": key}).raise_for_status().json()["id"]
     with socket_of(there, session) as socket, ThreadPoolExecutor(1) as threads:
         streamed = threads.submit(lambda: list(stream(there, run)))
-        cluster.until(lambda: cluster.provider.gate(key)["arrivals"], "the arrival")
+        until(lambda: cluster.provider.gate(key)["arrivals"], "the arrival")
         cluster.provider.open(key)
         frames = frames_until(socket, lambda frame: frame.get("event", {}).get("type") == "run.completed")
         log = cluster.events(run)
@@ -129,7 +130,7 @@ def test_a_job_tells_of_a_turn_and_is_gone_once_it_was_taken(cluster, key):
         def is_empty():
             return database.execute("SELECT count(*) FROM procrastinate_jobs").fetchone() == (0,)
 
-        cluster.until(is_empty, "the end of the jobs, though the turn goes on")
+        until(is_empty, "the end of the jobs, though the turn goes on")
     cluster.provider.open(key)
 
 
@@ -169,7 +170,7 @@ def test_a_job_that_nobody_works_on_any_more_is_forgotten(cluster, key):
                 job for (job,) in database.execute("SELECT id FROM procrastinate_jobs WHERE status = 'doing'")
             }
 
-        cluster.until(lambda: left() == {held, fresh}, "the end of the three that are lost")
+        until(lambda: left() == {held, fresh}, "the end of the three that are lost")
         database.execute("DELETE FROM procrastinate_jobs WHERE id = ANY(%s)", ([held, fresh],))
         database.execute("DELETE FROM procrastinate_workers WHERE id = %s", (lost,))
     cluster.post(f"runs/{queued}/cancel/")
@@ -179,13 +180,12 @@ def test_a_job_that_nobody_works_on_any_more_is_forgotten(cluster, key):
 
 def test_ten_stops_at_two_processes_are_one_operation(cluster, key):
     clients = list(map(cluster.at, cluster.webs()))
-    # It heeds nothing, so that the cancel is pending for as long as its grace.
-    cluster.provider.add(call("slow_sync", seconds=30), marker=key)
+    # It heeds nothing and ends after the test only, so that the cancel is pending for as long as its grace.
+    cluster.provider.add(call("held_sync", mark=f"go {key}"), marker=key)
     session = cluster.open_session()
     run = cluster.start_turn(session, key)
-    cluster.until(lambda: any(e["type"] == "tool.started" for e in cluster.events(run)), "the tool")
+    until(lambda: any(e["type"] == "tool.started" for e in cluster.events(run)), "the tool")
     with socket_of(clients[1], session) as socket, ThreadPoolExecutor(10) as threads:
-        began = time.monotonic()
         asked = [
             threads.submit(client.post, f"runs/{run}/cancel/", json={"wait": 20})
             for client, _ in zip(cycle(clients), range(10), strict=False)
@@ -194,7 +194,6 @@ def test_ten_stops_at_two_processes_are_one_operation(cluster, key):
         assert (frames[-1]["cancellation_pending"], frames[-1]["cancellation_revision"]) == (True, 1)
         shown = [client.get(f"sessions/{session}/").json()["cancellation_pending"] for client in clients]
         settled = [answer.result(PATIENT).json() for answer in asked]
-        assert time.monotonic() - began < 10
     assert shown == [True, True]
     assert len({one["id"] for one in settled}) == 1
     assert {one["outcome"] for one in settled} == {"cancelled"}
@@ -203,6 +202,7 @@ def test_ten_stops_at_two_processes_are_one_operation(cluster, key):
         seen = client.get(f"sessions/{session}/").json()
         assert (seen["cancellation_pending"], seen["cancellation_revision"]) == (False, 2)
     check_next(cluster, session, key)
+    Marks(cluster.marks).write(f"go {key}")
 
 
 def test_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster, key):
@@ -215,7 +215,7 @@ def test_a_stop_at_any_process_closes_the_stream_at_the_provider(cluster, key):
         mine = [one for one in calls if key in json.dumps(one["messages"])]
         return [one["outcome"] for one in mine] == ["closed"]
 
-    cluster.until(closed, "the provider's seeing the stream closed", 10)
+    until(closed, "the provider's seeing the stream closed")
     assert cluster.ended(run)["status"] == "cancelled"
     assert cluster.messages(session)[-1]["text"].startswith("w1 w2 w3 w4 w5")
     check_next(cluster, session, key)
@@ -266,9 +266,7 @@ def test_a_session_is_deleted_at_one_process_while_it_works_in_another(cluster, 
     assert cluster.api.get(f"runs/{run}/").status_code == 404
     rows = cluster.get("workers/")["results"]
     assert worker.pid in {row["pid"] for row in rows}, "the worker goes on"
-    cluster.until(
-        lambda: all(row["active_runs"] == 0 for row in cluster.get("workers/")["results"]), "the run's end"
-    )
+    until(lambda: all(row["active_runs"] == 0 for row in cluster.get("workers/")["results"]), "the run's end")
 
 
 def test_a_killed_worker_is_noticed_at_once_and_another_goes_on(cluster, key):
@@ -297,9 +295,7 @@ def test_a_revived_zombie_changes_nothing(cluster, key):
         rows = cluster.get("workers/")["results"]
         assert worker.pid not in {row["pid"] for row in rows}
     cluster.whole()  # it has signed on anew, after it looked at its runs
-    cluster.until(
-        lambda: all(row["active_runs"] == 0 for row in cluster.get("workers/")["results"]), "its giving up"
-    )
+    until(lambda: all(row["active_runs"] == 0 for row in cluster.get("workers/")["results"]), "its giving up")
     assert (cluster.run(run), cluster.events(run), cluster.messages(session)) == before
     assert worker.is_running(), "it goes on as a worker"
     check_next(cluster, session, key)
@@ -311,7 +307,7 @@ def test_a_worker_that_is_told_to_leave_hands_over_what_is_safe(cluster, key):
     worker = cluster.worker_of(run)
     with socket_of(cluster.at(cluster.webs()[0]), session) as socket:
         worker.terminate()
-        cluster.until(lambda: cluster.provider.gate(key)["arrivals"] == 2, "the other worker's turn")
+        until(lambda: cluster.provider.gate(key)["arrivals"] == 2, "the other worker's turn")
         cluster.provider.open(key)
         frames = frames_until(socket, lambda frame: frame.get("event", {}).get("type") == "run.completed")
     assert worker.wait(PATIENT) in (0, None)
@@ -329,14 +325,13 @@ def test_a_worker_that_is_told_to_leave_hands_over_what_is_safe(cluster, key):
 
 
 def test_what_is_not_safe_is_left_to_its_user(cluster, key):
-    cluster.provider.add(call("slow_sync", seconds=60), marker=key)
+    cluster.provider.add(call("hang"), marker=key)  # it never ends
     session = cluster.open_session()
     run = cluster.start_turn(session, key)
-    cluster.until(lambda: any(e["type"] == "tool.started" for e in cluster.events(run)), "the tool")
-    worker, began = cluster.worker_of(run), time.monotonic()
+    until(lambda: any(e["type"] == "tool.started" for e in cluster.events(run)), "the tool")
+    worker = cluster.worker_of(run)
     worker.terminate()
-    assert worker.wait(PATIENT) in (0, None)
-    assert time.monotonic() - began < 15, "gone by RUNS_DRAIN_TIMEOUT, stuck thread or not"
+    assert worker.wait(PATIENT) in (0, None), "gone by RUNS_DRAIN_TIMEOUT, stuck thread or not"
     assert status_is(cluster, run, "interrupted")["resolution"] is None
     assert cluster.session(session)["status"] == "interrupted"
     assert cluster.messages(session)[-1]["tool_calls"][0]["effect"] == "unknown"
@@ -372,16 +367,14 @@ def test_without_redis_turns_run_and_cancels_arrive(cluster, key):
     client = cluster.at(cluster.webs()[0])
     (redis,) = cluster.doing("redis-server")
     with frozen(redis):
-        began = time.monotonic()
         client.post(f"sessions/{held}/cancel/").raise_for_status()
-        cluster.until(lambda: client.get(f"runs/{held_run}/").json()["status"] == "cancelled", "the cancel")
-        assert time.monotonic() - began < 15, "a heartbeat, and what a busy machine adds"
+        until(lambda: client.get(f"runs/{held_run}/").json()["status"] == "cancelled", "the cancel")
     redis.kill()
     cluster.provider.add(say("Without Redis."), marker=key)
     session = client.post("sessions/").raise_for_status().json()["id"]
     run = client.post(f"sessions/{session}/runs/", json={"input": key}).raise_for_status().json()["id"]
     assert [event["type"] for event in stream(client, run)][-1] == "run.completed"
-    cluster.until(lambda: cluster.doing("redis-server"), "Redis, started again")
+    until(lambda: cluster.doing("redis-server"), "Redis, started again")
     check_next(cluster, session, key)
 
 
@@ -392,12 +385,12 @@ def test_when_postgresql_is_killed_in_mid_turn_everybody_is_still_there(cluster,
     with ThreadPoolExecutor(1) as threads:
         client = cluster.at(cluster.webs()[0])
         followed = threads.submit(lambda: seen.extend(stream(client, run)))
-        cluster.until(lambda: any(e["type"] == "message.delta" for e in cluster.events(run)), "the beginning")
+        until(lambda: any(e["type"] == "message.delta" for e in cluster.events(run)), "the beginning")
         (postgresql,) = cluster.doing("postgres")
         postgresql.kill()
         psutil.wait_procs([postgresql], PATIENT)
         cluster.provider.open(key)  # what it says now has to wait
-        cluster.until(lambda: cluster.doing("postgres"), "PostgreSQL, started again")
+        until(lambda: cluster.doing("postgres"), "PostgreSQL, started again")
         cluster.whole()
         cluster.ended(run)  # how, depends on how long it takes to start PostgreSQL here
         followed.result(PATIENT)

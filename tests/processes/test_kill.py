@@ -14,7 +14,8 @@ import pytest
 
 from tests.chance import seed
 from tests.fakes import Marks
-from tests.processes.server import DRAIN, PATIENT, Server
+from tests.polling import PATIENT, until
+from tests.processes.server import DRAIN, Server
 from tests.provider import Hold, Round, call, numbered, provider_process, say
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "2"))
@@ -68,7 +69,7 @@ def settle(server, session, chance):
     """Come to a decision about every turn of the session; the ways that were taken."""
     ways = []
     while True:
-        shown = server.until(
+        shown = until(
             lambda: (s := server.session(session))["status"] in ("idle", "interrupted", "waiting") and s,
             f"rest in session {session}",
         )
@@ -80,7 +81,7 @@ def settle(server, session, chance):
             asked = next(e for e in reversed(server.events(run)) if e["type"] == "run.waiting")
             answers = {question["id"]: "Yes" for question in asked["data"]["questions"]}
             server.post(f"runs/{run}/answer/", answers=answers)
-            server.until(lambda run=run: server.run(run)["status"] != "waiting", "taking the answer")
+            until(lambda run=run: server.run(run)["status"] != "waiting", "taking the answer")
             ways.append("answer")
             continue
         latest = server.get(f"sessions/{session}/history/")["run"]["id"]
@@ -131,7 +132,7 @@ def test_nothing_is_lost_and_nothing_is_stuck_after_a_kill(server):
         restarted = datetime.now(UTC)
 
         for kind, (session, runs) in turns.items():
-            first = server.until(
+            first = until(
                 lambda run=runs[0]: (r := server.run(run))["status"] not in ("queued", "running") and r,
                 f"the end of the {kind} turn",
                 PATIENT if kind == "new" else 15,
@@ -187,7 +188,7 @@ def test_an_older_copy_of_one_file_breaks_nothing(server, database):
     key = f"new-{database}"
     provider.add(call("mark", x=key), Round(numbered(20), Hold(key)), marker=key)
     run = server.start_turn(session, key)
-    server.until(lambda: provider.gate(key)["arrivals"], "the second turn's answer")
+    until(lambda: provider.gate(key)["arrivals"], "the second turn's answer")
     server.kill()
 
     server.put_back("backup", database)
@@ -212,7 +213,7 @@ def test_commands_end_as_soon_as_their_work_is_done(server):
     session = server.open_session()
     server.provider.add(call("slow_async", seconds=60), marker="to be cancelled")
     run = server.start_turn(session, "to be cancelled")
-    server.until(lambda: server.run(run)["status"] == "running", "the run")
+    until(lambda: server.run(run)["status"] == "running", "the run")
 
     began = time.monotonic()
     nothing = server.command("check")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.polling import until
 from tests.processes.recording import ANSWERS, told
 from tests.processes.server import Server
 from tests.provider import provider_process, say
@@ -54,7 +55,7 @@ def test_each_conversation_of_the_first_version_goes_on(server):
                 answers = {question["id"]: "Yes" for question in asked["data"]["questions"]}
                 server.post(f"runs/{run}/answer/", answers=answers)
                 assert server.ended(run)["status"] == "completed"
-        server.until(lambda s=session: server.session(s)["status"] == "idle", f"rest in session {session}")
+        until(lambda s=session: server.session(s)["status"] == "idle", f"rest in session {session}")
         server.provider.add(say(f"Fine {session}."), marker=f"next {session}")
         ended = server.ended(server.start_turn(session, f"next {session}"))
         assert ended["status"] == "completed", ended["error"]

@@ -2,15 +2,13 @@
 
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from chat.cluster import end_with_parent
 from tests import ROOT
-
-SECONDS = 20
+from tests.polling import PATIENT, until
 
 # Starts "sleep" that ends with its parent, tells its process id, and waits to be killed.
 PARENT = """
@@ -38,19 +36,15 @@ def ends_with_parent(request):
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         try:
             child = psutil.Process(int(parent.stdout.readline()))
-            while not any(one.name() == "sleep" for one in (child, *child.children())):
-                psutil.wait_procs([child], 0.05)
+            until(lambda: any(one.name() == "sleep" for one in (child, *child.children())), "sleep")
             yield parent, [child, *child.children()]
         finally:
             parent.kill()
 
 
-def gone(processes):
-    """Whether they all end in time; what its parent has not collected has ended all the same."""
-    deadline = time.monotonic() + SECONDS
-    while (lives := any(map(works, processes))) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not lives
+def wait_for_the_end_of(processes):
+    """What its parent has not collected has ended all the same."""
+    until(lambda: not any(map(works, processes)), "the end of all processes")
 
 
 def works(process):
@@ -63,17 +57,17 @@ def works(process):
 def test_kill_9_of_the_parent_leaves_nothing(ends_with_parent):
     parent, processes = ends_with_parent
     parent.kill()
-    assert gone(processes)
+    wait_for_the_end_of(processes)
 
 
 def test_a_signal_arrives_at_what_is_tethered(ends_with_parent):
     _parent, processes = ends_with_parent
     processes[0].terminate()
-    assert gone(processes)
+    wait_for_the_end_of(processes)
 
 
 def test_a_parent_that_was_gone_before_starts_nothing():
     nobody = 2**22 + 1
     command = [*WAYS["by the kernel"], str(nobody), "SIGKILL", "", "echo", "started"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENT, check=False)
     assert (done.returncode, done.stdout) == (0, "")

@@ -6,7 +6,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from tests.fakes import (
     text,
 )
 from tests.fakes import call as tool_call
+from tests.polling import PATIENT, until
 from tests.provider import Usage, spelled
 
-PATIENT = 60.0  # seconds until a test gives up waiting for what takes moments
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -105,15 +104,6 @@ def server(serving) -> Iterator[Server]:
 def client(server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key=server.token, max_retries=0) as found:
         yield found
-
-
-def until(condition, seconds: float = PATIENT) -> float:
-    """Wait for ``condition()``; how many seconds it took."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() < begun + seconds
-        time.sleep(0.01)
-    return time.monotonic() - begun
 
 
 def hold(server: Server, name: str):
@@ -237,11 +227,9 @@ def test_close_in_mid_stream_closes_the_call_at_the_provider(client, server):
     stream = raw.parse()
     while not next(stream).choices[0].delta.content:
         pass
-    closed = time.monotonic()
     stream.close()
     server.provider.ledger.wait_ended(1, PATIENT)
     assert server.provider.calls[0].outcome == "closed"
-    assert server.provider.calls[0].closed_at - closed < 1
     until(lambda: server.cancelled_by_disconnect(raw.headers["x-run-id"]))
 
 
@@ -255,9 +243,9 @@ def test_the_clients_timeout_cancels_the_run_it_waited_for(client, server):
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("tool", [True, False])
-def test_a_reset_reaches_the_model_and_the_tools_within_a_second(server, streaming, tool):
+def test_a_reset_reaches_the_model_and_the_tools(server, streaming, tool):
     if tool:
-        server.provider.script.add(tool_call("heeding_sync", seconds=30))
+        server.provider.script.add(tool_call("heeding_sync", seconds=2 * PATIENT))
     else:
         hold(server, f"reset {streaming}")
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
@@ -280,13 +268,11 @@ def test_a_reset_reaches_the_model_and_the_tools_within_a_second(server, streami
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
     if tool:
-        assert until(lambda: server.marks.count("heeding_sync cancelled")) < 1
+        server.marks.wait("heeding_sync cancelled", timeout=PATIENT)
         assert len(server.provider.calls) == 1
     else:
-        reset = time.monotonic()
         server.provider.ledger.wait_ended(1, PATIENT)
         assert server.provider.calls[0].outcome == "closed"
-        assert server.provider.calls[0].closed_at - reset < 1
     headers = {"Authorization": f"Bearer {server.token}"}
     newest = httpx.get(f"{server.address}/api/sessions/?origin=api", headers=headers, timeout=PATIENT)
     session = newest.json()["results"][0]["id"]

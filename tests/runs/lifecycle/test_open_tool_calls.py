@@ -18,13 +18,14 @@ from tests.runs.lifecycle.turns import turn, types
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize("end", ["interrupted", "cancelled", "forced", "left"])
+@pytest.mark.parametrize("end", ["interrupted", "cancelled", "forced", "left", "left in order"])
 def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, end):
-    """Of a lost run the last moments may be missing in the log, so what it asked for may have begun."""
+    """Only of a ToolNode's call is it known that it began when the log has no start of it."""
     run = admission.admit(session.id, alice, turn())
     claim = queue.claim(session.id, worker.id).claim
     ToolCall.objects.create(run=run, call_id="started", name="a", started_at=timezone.now())
     ToolCall.objects.create(run=run, call_id="asked", name="b")
+    ToolCall.objects.create(run=run, call_id="gated", name="c", start_is_logged=True)
     by = {"source": "user", "reason": "", "requested_by": alice}
 
     if end == "interrupted":
@@ -35,16 +36,24 @@ def test_open_tool_calls_are_closed_with_what_is_known(alice, session, worker, e
     elif end == "forced":
         cancel_requests.force_cancel(run.id, **by)
     else:
-        endings.finish(run.id, claim, RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
+        left = {"reason": InterruptReason.SHUTDOWN, "not_begun": ["asked"] if end == "left in order" else ()}
+        endings.finish(run.id, claim, RunStatus.INTERRUPTED, **left)
 
     run.refresh_from_db()
-    asked = "none" if end == "left" else "unknown"
     rows = {row.call_id: row for row in ToolCall.objects.all()}
-    assert {row.effect for row in rows.values()} == {"unknown", asked}
-    assert rows["asked"].effect == asked
-    assert (rows["asked"].started_at is None) == (asked == "none")
+    effects = {
+        "started": "unknown",
+        "asked": "none" if end == "left in order" else "unknown",
+        "gated": "none",
+    }
+    assert {call: row.effect for call, row in rows.items()} == effects
+    assert {call for call, row in rows.items() if row.started_at is None} == {
+        call for call, effect in effects.items() if effect == "none"
+    }
     assert {row.status for row in rows.values()} == {run.status}
     assert types(run)[-1] == f"run.{run.status}"
+    if run.status == RunStatus.INTERRUPTED:
+        assert RunEvent.objects.get(run=run, type="run.interrupted").data["effects"] == effects
 
 
 def test_ids_of_any_length_are_told_apart_and_stay_what_the_provider_gave(alice, session, worker):

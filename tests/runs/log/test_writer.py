@@ -29,6 +29,8 @@ DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 class Claimed:
     """As much of an execution's log as a commit looks at."""
 
+    gated_tools = ()
+
     def __init__(self, run):
         self.run_id, self.claim, self.batches = run.id, run.claim, 0
 
@@ -51,7 +53,7 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
     logs = claimed(12)  # two of each kind of growth, of which each is one statement
     before = {log.run_id: Run.objects.get(id=log.run_id).last_seq for log in logs}
     parts = [
-        writer._Part(log, [], Counter(open_output_tokens=n % 2), [], [DELTA] * (1 + n % 3))
+        writer._Part(log, [], Counter(open_output_tokens=n % 2), [], [], [DELTA] * (1 + n % 3))
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
@@ -71,7 +73,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
     monkeypatch.setattr("runs.log.events._ROWS", 4)
     (log,) = claimed(1)
     before = Run.objects.get(id=log.run_id).last_seq
-    writer._commit([writer._Part(log, [], Counter(), [], [DELTA] * 10)], False)
+    writer._commit([writer._Part(log, [], Counter(), [], [], [DELTA] * 10)], False)
     run = Run.objects.get(id=log.run_id)
     assert run.last_seq == before + 10
     assert RunEvent.objects.filter(run=run).count() == run.last_seq
@@ -106,11 +108,11 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     project = tool_calls.project
     broken = threading.Event()
 
-    def refuse(run_id, entries, at):
+    def refuse(run_id, entries, at, gated_tools=()):
         if any(type == EventType.TOOL_STARTED for type, _ in entries):
             broken.set()
             raise DataError("value too long")
-        project(run_id, entries, at)
+        project(run_id, entries, at, gated_tools)
 
     monkeypatch.setattr(tool_calls, "project", refuse)
     if is_cancelled:  # the cancel comes first

@@ -9,6 +9,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import StateGraph
 
+from runs import tool_nodes
 from runs.states import RunStatus
 from runs.translation.translator import Translator
 from tests.runs.translation.recorder import Recorder, assert_log_is_sound
@@ -26,6 +27,8 @@ class Execution:
         self.recorder = Recorder()
         self.known = options.get("known")
         self.translator = Translator(self.recorder, run_id=RUN, **options)
+        nodes = tool_nodes.find(self.graph)
+        self.translator.tools.gated_tools = {name for node in nodes for name in node.tools_by_name}
 
     def stream(self, turn: Any = "hello", **config: Any) -> Any:
         """The graph's chunks, ``(namespace, mode, payload)``."""

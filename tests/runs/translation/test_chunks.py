@@ -51,6 +51,7 @@ async def test_an_answer_that_was_whole_at_the_end_is_told_to_its_last_word():
 def asked_for(recorder: Recorder) -> Translator:
     """A translator that has told of one call, c1, whose tool has begun."""
     translator = Translator(recorder, run_id=RUN)
+    translator.tools.gated_tools = {"echo"}
     call = {"id": "c1", "name": "echo", "args": {}, "type": "tool_call"}
     message = AIMessage("Let me.", id="m", tool_calls=[call])
     translator.feed((), "messages", (message, {"langgraph_node": "agent"}))

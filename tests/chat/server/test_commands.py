@@ -32,12 +32,13 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
         )
-        # Whoever waits for a line that never comes gets the end of the output instead.
-        self._limit = threading.Timer(PATIENT, self.process.kill)
-        self._limit.start()
 
     def lines(self, count: int) -> list[str]:
+        # Whoever waits for a line that never comes gets the end of the output instead.
+        limit = threading.Timer(PATIENT, self.process.kill)
+        limit.start()
         found = [self.process.stdout.readline().rstrip("\n") for _ in range(count)]
+        limit.cancel()
         assert found[-1], self.process.stderr.read()
         return found
 
@@ -48,7 +49,6 @@ class Command:
         assert (self.process.returncode, out, errors) == (0, "", "")
 
     def end(self) -> None:
-        self._limit.cancel()
         self.process.kill()
         self.process.communicate()
 

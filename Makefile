@@ -11,7 +11,7 @@ RUNTIME += .venv/anthropic.installed
 endif
 DEV := .venv/dev.installed
 
-.PHONY: run cluster test coverage test-services search faults kills races lives bench lint format lock
+.PHONY: run cluster test coverage test-services search faults kills races lives zoo bench lint format lock
 
 # Port 8000, or the one in PORT.
 run: $(RUNTIME)
@@ -34,10 +34,10 @@ coverage: $(DEV)
 
 # What asks for a database, once more on PostgreSQL and Redis; both are started for it.
 test-services: $(DEV)
-	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin)
+	@exec $(BIN)/python -m tests.services $(PYTEST) $(or $(ARGS),tests/runs tests/chat tests/admin tests/zoo)
 
 # What searches by chance, and further than the tests do. Each prints its seed; to repeat it, set the variable.
-search: faults kills races lives
+search: faults kills races lives zoo
 
 # Everything breaks for FAULT_SECONDS under a load of turns; then all of it is accounted for.
 faults: export FAULT_SECONDS ?= 60
@@ -64,6 +64,11 @@ lives: export STATEFUL_SEED ?= random
 lives: export STATEFUL_MUTATIONS ?= all
 lives: $(DEV)
 	@$(BIN)/python -m pytest -s tests/runs/test_stateful.py $(ARGS)
+
+# Each graph of the zoo, led through each kind of life, is interfered with at each moment of it.
+zoo: export ZOO_POINTS ?= all
+zoo: $(DEV)
+	@$(PYTEST) tests/zoo $(ARGS)
 
 bench: $(DEV)
 	@exec $(BIN)/python -m tests.benchmarks $(ARGS)

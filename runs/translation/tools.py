@@ -64,6 +64,7 @@ class ToolTranslation:
         self._on_result = on_result
         self._on_return = on_return
         self._calls = {call.id: replace(call) for call in known}
+        self._begun_before = {call.id for call in self._calls.values() if call.started}
         self._executions: dict[UUID, tuple[str, float]] = {}
         self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun
         self._ends: dict[str, _ToolEnd] = {}
@@ -81,6 +82,11 @@ class ToolTranslation:
     def unanswered(self) -> bool:
         """Whether a message holds a call that has no result."""
         return any(call.message is not None and not call.ended for call in self._calls.values())
+
+    def began_beside(self, error: BaseException) -> bool:
+        """Whether a call has begun that had not begun before this execution and did not raise ``error``."""
+        ends = [self._ends.get(call_id) for call_id in self._nodes if call_id not in self._begun_before]
+        return any(end is None or end.error is not error for end in ends)
 
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""

@@ -3,16 +3,18 @@
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from django.conf import settings
 
+from runs import tool_nodes
 from runs.errors import AgentMismatch
 
 if TYPE_CHECKING:
     from langgraph.graph.state import CompiledStateGraph, StateGraph
+    from langgraph.prebuilt import ToolNode
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,12 @@ class Agent:
     name: str
     policy: Policy
     graph: "CompiledStateGraph[Any, Any, Any, Any]"
+    tool_nodes: "tuple[ToolNode, ...]" = ()  # of it and of all graphs in it
+
+    @cached_property
+    def gated_tools(self) -> frozenset[str]:
+        """The names of the tools that ToolNodes run, so that their starts are committed before they begin."""
+        return frozenset(name for node in self.tool_nodes for name in node.tools_by_name)
 
     def graph_on(self, saver: Any) -> "CompiledStateGraph[Any, Any, Any, Any]":
         """The graph with ``saver`` as its checkpointer."""
@@ -79,7 +87,8 @@ def load(name: str) -> Agent:
     agent = built(name)
     if agent is None:
         build = _function(name)
-        agent = Agent(name, getattr(build, "policy", Policy()), build().compile())
+        graph = build().compile()
+        agent = Agent(name, getattr(build, "policy", Policy()), graph, tool_nodes.find(graph))
         _built[name, settings.AGENTS[name]] = agent
     return agent
 

@@ -362,6 +362,10 @@ class ToolCall(models.Model):
     # When it began; of one that may have begun unseen, by then. Null if it never did.
     started_at = models.DateTimeField(null=True)
     duration_ms = models.PositiveBigIntegerField(null=True)
+    # Its start is committed before it begins. So without ``started_at`` it has not begun.
+    start_is_logged = models.BooleanField(default=False)
+    # What it has given, for its step to start over; null if the log has all of it.
+    kept = models.BinaryField(null=True)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "call_id"], name="one_row_per_tool_call")]

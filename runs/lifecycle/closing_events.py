@@ -9,16 +9,15 @@ from runs.models import Run, RunEvent
 from runs.states import EventType, RunStatus
 
 
-def of(run: Run, *, is_lost: bool) -> list[Entry]:
+def of(run: Run) -> list[Entry]:
     """The ends of open tool calls, and the note of a turn that ended without an answer.
 
     An interrupted run gets none, since it may be resumed. An execution that has repaired the history has
-    logged them itself. ``is_lost``: the execution is lost, so the log may lack what it did last.
+    logged them itself.
     """
     if run.status == RunStatus.INTERRUPTED:
-        tool_calls.interrupt_open(run, is_lost=is_lost)
         return []
-    entries = tool_calls.ends_of_open(run, is_lost=is_lost)
+    entries = tool_calls.ends_of_open(run)
     if run.status != RunStatus.COMPLETED and not run.repaired:
         said = transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"))
         if text := transcript.closing_note(run.status, is_answered=said.has_answer and not entries):

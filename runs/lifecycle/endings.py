@@ -1,6 +1,6 @@
 """How a run ends. ``end`` is the one place where it becomes completed, failed, cancelled or interrupted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from runs.errors import NotFound
 from runs.lifecycle import cancel_operations, closing_events, dispatch, statistics, status
 from runs.lifecycle.locks import locked_run
 from runs.lifecycle.status import Outcome
-from runs.log import events
+from runs.log import events, tool_calls
 from runs.models import Run, Session
 from runs.states import (
     TERMINAL,
@@ -44,11 +44,12 @@ def finish(
     reason: InterruptReason | None = None,
     repaired: bool = False,
     escalated: bool = False,
+    not_begun: Collection[str] = (),
 ) -> Outcome:
     """The execution's own ending: completed, failed, interrupted, or cancelled once a cancel was accepted.
 
     ``repaired`` says that the checkpoint holds the turn in a sendable form; ``escalated`` that something
-    had to be given up on.
+    had to be given up on. ``not_begun`` are ids of open tool calls that are known not to have begun.
     """
     try:
         with locked_run(run_id) as (session, run):
@@ -61,6 +62,7 @@ def finish(
                 reason=reason,
                 repaired=repaired,
                 escalated=escalated,
+                not_begun=not_begun,
             )
             return Outcome.DONE if has_ended else status.what_was_first(run_id, claim)
     except NotFound:
@@ -91,6 +93,7 @@ def end(
     outcome: CancelOutcome = CancelOutcome.CANCELLED,
     repaired: bool = False,
     escalated: bool = False,
+    not_begun: Collection[str] = (),
 ) -> bool:
     """Give a locked run its one terminal status and event, its statistics, and settle its cancel.
 
@@ -125,7 +128,9 @@ def end(
             terminal["cancellation"] = representations.cancellation(operation)
     if reason is not None:
         terminal["reason"] = reason
-    closing = closing_events.of(run, is_lost=is_lost)
+    if to == RunStatus.INTERRUPTED and (effects := tool_calls.interrupt_open(run, not_begun)):
+        terminal["effects"] = effects
+    closing = closing_events.of(run)
     run.message_count += closing_events.messages_in(closing)
     terminal = {"statistics": numbers.of_run(run), **terminal}
     told = [*closing, (TERMINAL_EVENT[to], terminal)]

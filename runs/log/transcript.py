@@ -180,6 +180,7 @@ class _Fold:
         self.run_id = str(run.id)
         self.status = RunStatus(run.status)
         self.is_lost = False  # the execution was lost, and may have done more than was logged
+        self.effects: Mapping[str, str] = {}  # of the open calls of an interrupted run; not in older logs
         self.user = (
             replace(resumed.user)
             if resumed
@@ -218,6 +219,7 @@ class _Fold:
             case ended if ended in _ENDS:
                 self.status = _ENDS[EventType(ended)]
                 self.is_lost = data.get("reason") == InterruptReason.WORKER_LOST
+                self.effects = data.get("effects") or {}
 
     def transcript(self) -> Transcript:
         is_active = self.status in ACTIVE
@@ -227,7 +229,8 @@ class _Fold:
         if not is_active:
             for call in self.calls.values():
                 if call.is_open:
-                    call.effect = _effect_at_end(call, self.is_lost)
+                    effect = self.effects.get(call.id)
+                    call.effect = Effect(effect) if effect else _effect_at_end(call, self.is_lost)
                     call.status = (
                         ToolStatus.INTERRUPTED
                         if self.status == RunStatus.INTERRUPTED

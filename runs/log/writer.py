@@ -6,6 +6,7 @@ Under load batches grow by themselves, so a token costs less. Without load an ev
 import asyncio
 import logging
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -63,6 +64,7 @@ class _Part:
     entries: list[tuple[EventType, dict[str, Any] | _Delta]]
     counts: Counter[str]
     waiters: list[asyncio.Future[None]]
+    kept: list[tuple[str, bytes]]  # (call id, what the call has given)
     encoded: list[tuple[str, str]] = field(default_factory=list)  # (type, data as JSON)
     first: int = 0
     at: datetime = field(default_factory=timezone.now)
@@ -73,7 +75,11 @@ class RunLog:
 
     ``failure`` is Fenced when the run is not the execution's any more, and a ValueError when an event cannot
     be stored. From then on all events are dropped, and ``flush`` and ``room`` raise it.
+
+    ``gated_tools`` are the names of the tools whose starts are committed before they begin.
     """
+
+    gated_tools: Collection[str] = ()
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class RunLog:
         self._entries: list[tuple[EventType, dict[str, Any] | _Delta]] = []
         self._counts: Counter[str] = Counter()
         self._waiters: list[asyncio.Future[None]] = []
+        self._kept: list[tuple[str, bytes]] = []
         self._delta: _Delta | None = None
         self._size = 0
         self._started: set[str] = set()
@@ -137,6 +144,11 @@ class RunLog:
                 self._counts[name] += delta
             self._writer.wake_later()
 
+    def keep(self, call_id: str, dumped: bytes) -> None:
+        """Keep what a tool call has given, in the transaction of the event of its end, which was emitted."""
+        if self.failure is None:
+            self._kept.append((call_id, dumped))
+
     @property
     def has_room(self) -> bool:
         """Whether the execution may go on emitting. If not, it awaits ``room()`` first."""
@@ -165,8 +177,8 @@ class RunLog:
         """For the writer: everything that is pending, or None."""
         if not self._entries and not self._counts and not self._waiters:
             return None
-        part = _Part(self, self._entries, self._counts, self._waiters)
-        self._entries, self._counts, self._waiters = [], Counter(), []
+        part = _Part(self, self._entries, self._counts, self._waiters, self._kept)
+        self._entries, self._counts, self._waiters, self._kept = [], Counter(), [], []
         self._delta = None
         self._size = 0
         return part
@@ -175,7 +187,7 @@ class RunLog:
         """For the writer: ``part`` is committed or, with a ``failure``, never will be."""
         if failure is not None:
             self.failure = failure
-            self._entries, self._counts = [], Counter()
+            self._entries, self._counts, self._kept = [], Counter(), []
             self._size = 0
             part.waiters.extend(self._waiters)
             self._waiters = []
@@ -369,7 +381,9 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Outcome]:
             ]
             columns, values = _increments(part.counts)
             grown[columns, len(part.encoded), at, *values].append(key)
-            tool_calls.project_encoded(log.run_id, part.encoded, now)
+            tool_calls.project_encoded(log.run_id, part.encoded, now, log.gated_tools)
+            for call_id, dumped in part.kept:
+                tool_calls.keep(log.run_id, call_id, dumped)
         # SQL without the ORM, which costs several times as much, since this happens for each token. And few
         # statements, since at each one the thread gives way to the event loop and may have to wait long.
         with connection.cursor() as cursor:

@@ -70,8 +70,23 @@ class RunCallbacks(BaseCallbackHandler):
         with contextlib.suppress(RuntimeError):  # the loop has closed
             self._loop.call_soon_threadsafe(method, *args)
 
-    def on_chain_start(self, serialized: dict[str, Any], inputs: Any, **kwargs: Any) -> None:
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any],
+        inputs: Any,
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         self._token.raise_if_cancelled()
+        self._tell(self._tools.steps.began, run_id, metadata or {})
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        self._tell(self._tools.steps.ended, run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        self._tell(self._tools.steps.ended, run_id)
 
     def on_retriever_start(self, serialized: dict[str, Any], query: str, **kwargs: Any) -> None:
         self._token.raise_if_cancelled()

@@ -39,7 +39,8 @@ class _Stream:
 class MessageTranslation:
     """The assistant messages of one execution. Used on the event loop.
 
-    ``ask`` is called with the id of each complete message and the calls it holds, ``{id, name, args}`` each.
+    ``ask`` is called with the id of each complete message, the calls it holds, ``{id, name, args}`` each, and
+    the task of the graph that made it.
     ``logged`` are the ids of messages that are in the log already.
     """
 
@@ -47,7 +48,7 @@ class MessageTranslation:
         self,
         emit: Callable[[EventType, dict[str, Any]], None],
         count: Callable[..., None],
-        ask: Callable[[str, list[dict[str, Any]]], None],
+        ask: Callable[[str, list[dict[str, Any]], str | None], None],
         *,
         logged: frozenset[str],
         ends_with_text: bool,
@@ -72,7 +73,8 @@ class MessageTranslation:
         if stream is not None:
             self._feed_stream(stream, namespace, message)
         elif isinstance(message, AIMessage):
-            self.feed_whole(namespace, metadata.get("langgraph_node"), message)
+            node, task = metadata.get("langgraph_node"), metadata.get("langgraph_checkpoint_ns")
+            self.feed_whole(namespace, node, message, task)
 
     def _feed_stream(self, stream: _Stream, namespace: tuple[str, ...], message: BaseMessage) -> None:
         if not stream.fed:
@@ -85,7 +87,9 @@ class MessageTranslation:
         if stream.call.ended and stream.done:
             self._end_stream(stream)
 
-    def feed_whole(self, namespace: tuple[str, ...], node: str | None, message: AIMessage) -> None:
+    def feed_whole(
+        self, namespace: tuple[str, ...], node: str | None, message: AIMessage, task: str | None = None
+    ) -> None:
         """A message that a node made by itself, or of an LLM call whose chunks are not streamed."""
         message_id = clean(message.id or "")
         if not message_id or message_id in self._logged:
@@ -93,7 +97,7 @@ class MessageTranslation:
         self.start(message_id, node, namespace)
         if text := clean(text_of(message.content)):
             self._emit(EventType.MESSAGE_DELTA, {"message": message_id, "text": text})
-        self.complete(message_id, text, _wire_calls(message, message_id), usage=None)
+        self.complete(message_id, text, _wire_calls(message, message_id), usage=None, task=task)
 
     # Messages
 
@@ -122,7 +126,8 @@ class MessageTranslation:
             self._open(stream)
         calls = _wire_calls(call.answer, stream.id) if call.answer is not None else []
         usage = {"input_tokens": call.usage.input, "output_tokens": call.usage.output} if call.usage else None
-        self.complete(stream.id, text, calls, usage=usage)
+        task = stream.metadata.get("langgraph_checkpoint_ns")
+        self.complete(stream.id, text, calls, usage=usage, task=task)
 
     def _forget(self, stream: _Stream) -> None:
         self._by_call.pop(stream.call.id, None)
@@ -142,9 +147,10 @@ class MessageTranslation:
         *,
         usage: dict[str, int] | None,
         status: str = "complete",
+        task: str | None = None,
     ) -> None:
         self._logged.add(message_id)
-        self._ask(message_id, calls)
+        self._ask(message_id, calls, task)
         data = {"message": message_id, "role": "assistant", "text": text, "tool_calls": calls, "usage": usage}
         self._emit(EventType.MESSAGE_COMPLETED, {**data, "status": status})
         self._count(message_count=1)

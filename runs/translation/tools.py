@@ -4,19 +4,26 @@ A call whose tool raised has not failed yet: the graph may try again, or put a m
 ends with that message, or with the turn.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
 from langchain_core.messages import ToolMessage
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
 from runs.foundation.limits import PROGRESS_LIMIT, TOOL_NAME_LIMIT
 from runs.foundation.values import clean, result_text, to_json, truncate, truncate_to_fit
 from runs.states import Effect, EventType
+from runs.translation.steps import GraphSteps
+
+logger = logging.getLogger(__name__)
+
+_serializer = JsonPlusSerializer()
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +38,43 @@ class CallState:
     ended: bool = False  # its end is in the log
     counted: bool = False  # an earlier run of the turn began it, and has it in its statistics
     may_have_begun: bool = False  # in an earlier run of the turn
+    task: str | None = None  # the task of the graph whose message holds it
+    gated: bool = False  # a ToolNode runs it, and the gate tells of its start and its end
     failure: str | None = None  # it raised, and nobody has put a message in its place yet
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a call of a ToolNode has given, to be given again if its step starts over."""
+
+    result: Any  # as the ToolNode gets it
+    questions: int = 0  # that it asked the user, and that were answered
+
+    def dump(self) -> bytes | None:
+        """For the database; None if the log has all of it, or if it cannot be stored."""
+        message = self.result
+        if (
+            not self.questions
+            and type(message) is ToolMessage
+            and isinstance(message.content, str)
+            and message.artifact is None
+            and not message.additional_kwargs
+            and result_text(message.content) == message.content
+        ):
+            return None
+        try:
+            kind, data = _serializer.dumps_typed((self.questions, self.result))
+        except Exception:
+            logger.exception("What the tool %s gave cannot be kept.", getattr(message, "name", ""))
+            return None
+        return kind.encode() + b":" + data
+
+    @classmethod
+    def load(cls, dumped: bytes) -> "Kept":
+        """What ``dump`` made."""
+        kind, _, data = bytes(dumped).partition(b":")
+        questions, result = _serializer.loads_typed((kind.decode(), data))
+        return cls(result, questions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +101,32 @@ class ToolTranslation:
         on_result: Callable[[], None],
         known: Iterable[CallState],
         on_return: Callable[[str], None] = lambda call_id: None,
+        kept: Mapping[str, Kept] | None = None,
+        keep: Callable[[str, bytes], None] = lambda call_id, dumped: None,
     ) -> None:
+        self._kept = dict(kept or {})  # by call id
+        self._keep = keep
         self._emit = emit
         self._count = count
         self._on_result = on_result
         self._on_return = on_return
         self._calls = {call.id: replace(call) for call in known}
-        self._begun_before = {call.id for call in self._calls.values() if call.started}
+        self._open_before = {call.id for call in self._calls.values() if call.started and not call.ended}
+        self.gated_tools: Collection[str] = ()  # the tools whose starts are committed before they begin
+        self.steps = GraphSteps()
         self._executions: dict[UUID, tuple[str, float]] = {}
         self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun
         self._ends: dict[str, _ToolEnd] = {}
         self.open: dict[str, float] = {}  # call id to the monotonic time its tool began, while it runs
 
-    def ask(self, message: str, calls: Iterable[dict[str, Any]]) -> None:
-        """An assistant message is complete and holds these calls, ``{id, name, args}`` each."""
+    def ask(self, message: str, calls: Iterable[dict[str, Any]], task: str | None) -> None:
+        """An assistant message of this task is complete and holds these calls, ``{id, name, args}`` each."""
         for call in calls:
             if call["id"] in self._calls:  # some providers use an id again in a later message: another call
                 self._nodes.pop(call["id"], None)
                 self._ends.pop(call["id"], None)
-            self._calls[call["id"]] = CallState(call["id"], message, call["name"], call["args"])
+                self._kept.pop(call["id"], None)
+            self._calls[call["id"]] = CallState(call["id"], message, call["name"], call["args"], task=task)
 
     @property
     def unanswered(self) -> bool:
@@ -84,9 +134,13 @@ class ToolTranslation:
         return any(call.message is not None and not call.ended for call in self._calls.values())
 
     def began_beside(self, error: BaseException) -> bool:
-        """Whether a call has begun that had not begun before this execution and did not raise ``error``."""
-        ends = [self._ends.get(call_id) for call_id in self._nodes if call_id not in self._begun_before]
-        return any(end is None or end.error is not error for end in ends)
+        """Whether a call has begun in this execution that neither asked before it nor raised ``error``."""
+        for call_id in self._nodes:
+            end = self._ends.get(call_id)
+            asks = call_id in self._open_before and end is None and not self._calls[call_id].ended
+            if not asks and (end is None or end.error is not error):
+                return True
+        return False
 
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""
@@ -109,6 +163,8 @@ class ToolTranslation:
         elif event == "tool-output-delta":
             text = truncate(result_text(payload["delta"]), PROGRESS_LIMIT)
             self._emit(EventType.TOOL_PROGRESS, {"tool_call": call_id, "text": text})
+        elif call.gated:
+            return  # its end is told by the gate, with what the graph gets
         elif event == "tool-finished":
             self._finish(call, payload["output"])
         elif event == "tool-error":
@@ -145,11 +201,53 @@ class ToolTranslation:
             if call.id in self._nodes and not call.ended:
                 self._start(call, self._nodes[call.id], ())
 
+    def not_begun(self) -> list[str]:
+        """The ids of the open calls that are known not to have begun."""
+        return [call.id for call in self._calls.values() if not call.ended and not self._may_have_begun(call)]
+
+    def _may_have_begun(self, call: CallState) -> bool:
+        if call.started or call.may_have_begun or call.id in self._nodes:
+            return True
+        return call.name not in self.gated_tools and not self.steps.nothing_followed(call.task)
+
     def close(self) -> None:
         """No chunk comes any more: end every call that has no end."""
         for call in list(self._calls.values()):
             if not call.ended:
                 self._close(call)
+
+    # Calls of a ToolNode, told by its gate
+
+    def begin(
+        self, call_id: str, name: str, args: dict[str, Any], node: str | None, namespace: tuple[str, ...]
+    ) -> None:
+        """A call is about to start."""
+        call_id = clean(call_id)
+        call = self._calls.get(call_id)
+        if call is None:
+            call = self._unasked(call_id, {"tool_name": name, "input": args})
+        call.failure, call.gated = None, True
+        self._start(call, node, namespace)
+
+    def end(self, call_id: str, result: Any, questions: int) -> None:
+        """A call has given this, as the graph gets it, and has had answers to so many questions."""
+        call = self._calls.get(call_id)
+        if call is None or call.ended:
+            return
+        kept = self._kept[call_id] = Kept(result, questions)
+        self._finish(call, result)
+        if (dumped := kept.dump()) is not None:
+            self._keep(call_id, dumped)
+
+    def kept(self, call_id: str) -> Kept | None:
+        """What the call has given in this turn, if its step has to start over."""
+        call = self._calls.get(call_id)
+        return self._kept.get(call_id) if call is not None and call.ended else None
+
+    def forget(self, calls: Iterable[str]) -> None:
+        """The step of these calls is over, and the graph has what they gave."""
+        for call_id in calls:
+            self._kept.pop(call_id, None)
 
     # Callbacks: they are ahead of the chunks
 
@@ -244,7 +342,7 @@ class ToolTranslation:
         elif end is None and call.failure is not None:
             self._fail(call, call.failure)
         else:
-            effect = Effect.without_result(may_have_begun=call.started or call.may_have_begun)
+            effect = Effect.without_result(may_have_begun=self._may_have_begun(call))
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
 
 

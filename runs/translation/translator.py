@@ -16,8 +16,8 @@ neither tools nor models are wrapped. What the log says follows from these rules
   saved and not logged is logged by the one that goes on (``recover``).
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -30,7 +30,8 @@ from runs.states import EventType, RunStatus
 from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
 from runs.translation.messages import MessageTranslation
-from runs.translation.tools import CallState, ToolTranslation
+from runs.translation.tool_gate import Mark
+from runs.translation.tools import CallState, Kept, ToolTranslation
 
 
 class Emitter(Protocol):
@@ -42,6 +43,9 @@ class Emitter(Protocol):
     def count(self, **deltas: int) -> None:
         """Add to the run's statistics."""
 
+    def keep(self, call_id: str, dumped: bytes, /) -> None:
+        """Keep what a tool call has given, in the transaction of the events around it."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedBefore:
@@ -49,15 +53,16 @@ class LoggedBefore:
 
     messages: frozenset[str] = frozenset()  # ids of completed assistant messages
     calls: tuple[CallState, ...] = ()  # in the order of the log
+    kept: Mapping[str, Kept] = field(default_factory=dict)  # what calls have given, by their ids
     ends_with_text: bool = False  # the turn's last message so far is an assistant's text without calls
 
 
 class Translator:
     """The translation of one execution. Made and used on the event loop.
 
-    Let the graph run where ``handler`` is ``callbacks.current``, ``feed`` every chunk, and ``close`` at
-    the end whatever the end.
-    ``on_result`` is called on the loop with the id of each tool call that has returned, even after the end.
+    Let the graph run where ``handler`` is ``callbacks.current``. ``feed`` every chunk, and ``close`` whatever
+    the end. ``on_result`` is called on the loop with the id of each tool call that has returned, even after
+    the end.
     """
 
     def __init__(
@@ -78,7 +83,13 @@ class Translator:
         self._log_custom = log_custom
         self._closed = False
         self.tools = ToolTranslation(
-            emitter.emit, emitter.count, self._result_told, known.calls, on_return=on_result
+            emitter.emit,
+            emitter.count,
+            self._result_told,
+            known.calls,
+            on_return=on_result,
+            kept=known.kept,
+            keep=emitter.keep,
         )
         self.messages = MessageTranslation(
             emitter.emit,
@@ -110,7 +121,10 @@ class Translator:
             else:
                 self.messages.feed(namespace, message, metadata)
         elif mode == "tools":
-            self.tools.feed(namespace, payload)
+            if isinstance(payload, Mark):
+                payload.pass_by()
+            else:
+                self.tools.feed(namespace, payload)
         elif mode == "updates":
             self._feed_updates(namespace, payload)
         elif mode == "custom" and self._log_custom:

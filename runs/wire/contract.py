@@ -386,6 +386,8 @@ class RunCancelled(TypedDict):
 class RunInterrupted(TypedDict):
     statistics: RunStatistics
     reason: NotRequired[Annotated[str, Keywords(enum=InterruptReason.values)]]
+    effects: NotRequired[dict[str, Annotated[str, Keywords(enum=Effect.values)]]]
+    """Of each tool call that is open, by its id."""
 
 
 EVENTS: dict[EventType, type] = {

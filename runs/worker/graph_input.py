@@ -11,14 +11,15 @@ from langgraph.types import Command
 
 from runs import statements
 from runs.foundation.database import in_thread
+from runs.foundation.values import lookup_key
 from runs.lifecycle import endings
-from runs.log import transcript
+from runs.log import tool_calls, transcript
 from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
 from runs.states import Resolution
-from runs.translation.tools import CallState
+from runs.translation.tools import CallState, Kept
 from runs.translation.translator import LoggedBefore, question_of
 
 # Messages, by the namespace of the graph that said them.
@@ -146,6 +147,11 @@ def _of_turn(turn: TurnContext, messages: list[BaseMessage]) -> list[BaseMessage
     return messages[begin:]
 
 
+def _chain(run: Run) -> list[UUID]:
+    """A run and those that it resumes."""
+    return [run.id, *(_chain(run.resumes) if run.resumes is not None else ())]
+
+
 def _load_earlier(turn: TurnContext) -> None:
     first = turn.run
     while first.resumes is not None:
@@ -169,7 +175,14 @@ def _answers(run: Run) -> dict[str, Any]:
 
 def _logged_before(run: Run, said: Transcript) -> LoggedBefore:
     calls = []
+    dumped = tool_calls.kept(_chain(run)) if any(call.was_answered for call in said.calls) else {}
+    kept: dict[str, Kept] = {}
     for call in said.calls:
+        if (whole := dumped.get(lookup_key(call.id))) is not None:
+            kept[call.id] = Kept.load(whole)
+        elif call.was_answered:
+            text, status = (call.result, "success") if call.error is None else (call.error, "error")
+            kept[call.id] = Kept(ToolMessage(text or "", tool_call_id=call.id, name=call.name, status=status))
         # An open call of a resumed run is begun again by this one, and logged as begun.
         is_own = run.resumes_id is None or not call.is_open
         calls.append(
@@ -188,5 +201,6 @@ def _logged_before(run: Run, said: Transcript) -> LoggedBefore:
     return LoggedBefore(
         messages=frozenset(message.id for message in said.messages if message.status == "complete"),
         calls=tuple(calls),
+        kept=kept,
         ends_with_text=bool(last) and bool(last[0].text) and not last[0].calls,
     )

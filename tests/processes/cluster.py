@@ -9,7 +9,8 @@ from pathlib import Path
 
 import httpx
 import psutil
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from tests.processes.server import PATIENT, Data, Server
 from tests.provider import RemoteProvider
@@ -125,7 +126,7 @@ def stream(client: httpx.Client, run: str, after: int = 0) -> Iterator[Data]:
 
 
 @contextmanager
-def socket_of(client: httpx.Client, session: str) -> Iterator[ClientConnection]:
+def socket_of(client: httpx.Client, session: str) -> Iterator[Connection]:
     """A socket that follows a session, by the same process as ``client``; its first frame is taken."""
     address = str(client.base_url).replace("http://", "ws://").replace("/api/", f"/ws/sessions/{session}/")
     headers = {"Authorization": client.headers["Authorization"]}
@@ -134,7 +135,7 @@ def socket_of(client: httpx.Client, session: str) -> Iterator[ClientConnection]:
         yield socket
 
 
-def frames_until(socket: ClientConnection, is_last: Callable[[Data], bool]) -> list[Data]:
+def frames_until(socket: Connection, is_last: Callable[[Data], bool]) -> list[Data]:
     """The frames of a socket up to the first for which ``is_last`` is true."""
     deadline = time.monotonic() + PATIENT
     frames: list[Data] = []

@@ -113,10 +113,10 @@ def _all_repaired(original: Function) -> Function:
 
 
 def _closes_interrupted(original: Function) -> Function:
-    def of(run: Run, *, is_lost: bool) -> list[Any]:
+    def of(run: Run) -> list[Any]:
         if run.status == RunStatus.INTERRUPTED:
-            return tool_calls.ends_of_open(run, is_lost=is_lost)
-        return original(run, is_lost=is_lost)
+            return tool_calls.ends_of_open(run)
+        return original(run)
 
     return of
 

@@ -16,6 +16,7 @@ class Recorder:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.counts: Counter[str] = Counter()
         self.threads: set[int] = set()
+        self.kept: dict[str, bytes] = {}  # by call id
 
     def emit(self, event: EventType, data: dict[str, Any], /) -> None:
         json.dumps(data, allow_nan=False).encode()  # storable: plain JSON that can be encoded
@@ -24,6 +25,9 @@ class Recorder:
     def count(self, **deltas: int) -> None:
         self.threads.add(threading.get_ident())
         self.counts.update(deltas)
+
+    def keep(self, call_id: str, dumped: bytes, /) -> None:
+        self.kept[call_id] = dumped
 
     def of(self, *types: str) -> list[dict[str, Any]]:
         return [data for event, data in self.events if event in types]

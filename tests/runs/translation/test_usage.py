@@ -240,6 +240,9 @@ class Totals:
         self.deltas = 0
         self.has_20_deltas = asyncio.Event()
 
+    def keep(self, call_id: str, dumped: bytes, /) -> None:
+        """Not of interest here."""
+
     def emit(self, event: EventType, data: dict[str, Any], /) -> None:
         self.deltas += event is EventType.MESSAGE_DELTA
         if self.deltas >= 20:

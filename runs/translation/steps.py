@@ -1,0 +1,34 @@
+"""Which tasks of a graph have begun and ended, to tell what cannot have begun.
+
+A plain node may run tools where nobody sees it. But a call cannot have begun as long as nothing has begun
+behind the task whose message asks for it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+
+class GraphSteps:
+    """The tasks of one execution, each by the namespace that its checkpoints have. Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}  # how many had begun when it began
+        self._ended: dict[str, int] = {}  # how many had begun when it ended
+        self._open: dict[UUID, str] = {}  # by the id of the outermost chain of the task
+
+    def began(self, chain: UUID, metadata: Mapping[str, Any]) -> None:
+        """A chain begins; the first one of a task is the task's own."""
+        task = metadata.get("langgraph_checkpoint_ns")
+        if isinstance(task, str) and task not in self._begun:
+            self._begun[task] = len(self._begun)
+            self._open[chain] = task
+
+    def ended(self, chain: UUID) -> None:
+        """A chain has come to its end."""
+        if (task := self._open.pop(chain, None)) is not None:
+            self._ended[task] = len(self._begun)
+
+    def nothing_followed(self, task: str | None) -> bool:
+        """Whether this task has ended, and none has begun since."""
+        return task is not None and self._ended.get(task) == len(self._begun)

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 Schema: TypeAlias = Mapping[str, Any]
 Path: TypeAlias = tuple[str, ...]
 
+_LINE = 60
+
 
 class Kind(StrEnum):
     """What a field takes."""
@@ -54,7 +56,7 @@ class Field:
         elif isinstance(value, str) and self.kind is not Kind.JSON:
             self.text = value
         else:
-            self.text = json.dumps(value, ensure_ascii=False, indent=2)
+            self.text = as_json(value)
 
     def read(self) -> Any:
         """The value of what stands in it. Raises ValueError with a sentence."""
@@ -80,6 +82,12 @@ class Field:
         if isinstance(number, bool) or not isinstance(number, allowed):
             raise ValueError(f"This must be {wanted}.")
         return number
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON, for reading: on one line if it is short."""
+    line = json.dumps(value, ensure_ascii=False)
+    return line if len(line) <= _LINE else json.dumps(value, ensure_ascii=False, indent=2)
 
 
 def of_value(label: str, path: Path, value: Any) -> Field:

@@ -302,7 +302,7 @@ def _action(action: Mapping[str, Any], allowed: Any, schema: Mapping[str, Any] |
 
 
 def _part(title: str, text: str, args: Mapping[str, Any], choices: list[Choice]) -> Part | None:
-    shown = {name: pretty(value) for name, value in args.items()}
+    shown = {name: value if isinstance(value, str) else fields.as_json(value) for name, value in args.items()}
     return Part(choices, title=title, text=text, arguments=shown) if choices else None
 
 

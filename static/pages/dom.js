@@ -60,7 +60,7 @@ function merge(old, fresh) {
   const bare = old.cloneNode(true);
   for (const card of bare.querySelectorAll("details[open]")) card.open = false;
   if (bare.isEqualNode(fresh)) return old;
-  for (const card of fresh.querySelectorAll("details[data-key]")) card.open = unfolded.includes(card.dataset.key);
+  for (const card of fresh.querySelectorAll("details[data-key]")) card.open ||= unfolded.includes(card.dataset.key);
   old.replaceWith(fresh);
   return fresh;
 }

@@ -39,7 +39,7 @@ def book(city: str, nights: int) -> str:
     """Book a room, after a question in the form of LangGraph's HumanInterrupt."""
     config = {"allow_accept": True, "allow_edit": True, "allow_respond": True, "allow_ignore": True}
     action = {"action": "book", "args": {"city": city, "nights": nights}}
-    request = {"action_request": action, "config": config, "description": f"Book a room in **{city}**?"}
+    request = {"action_request": action, "config": config, "description": f"Book a room in {city}?"}
     response = interrupt([request])[0]
     if response["type"] == "edit":
         city = response["args"]["args"]["city"]

@@ -113,6 +113,7 @@ def test_a_refused_answer_says_why_and_keeps_what_was_typed(page, server):
     expect(question.get_by_role("alert").filter(visible=True)).to_have_text(
         "The agent did not accept the answer: There are rooms in Rome only."
     )
+    expect(question.get_by_label("city")).to_be_visible()
     page.reload()
     expect(question.get_by_label("city")).to_have_value("Paris")
     question.get_by_label("city").fill("Rome")

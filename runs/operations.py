@@ -32,6 +32,7 @@ from runs.lifecycle import admission, cancel_requests, questions, titles
 from runs.live import follow, notices
 from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
+from runs.reading import refusals
 from runs.recovery import deletion
 from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import contract, representations
@@ -200,6 +201,11 @@ def answer(actor: Actor, run_id: Id, answers: Mapping[str, Any]) -> contract.Run
     if len(encode(values)) > settings.RUNS_MESSAGE_LIMIT:
         raise TooLarge
     return representations.run(questions.answer(run.id, values, actor))
+
+
+def refusal(run: Run) -> refusals.Refusal | None:
+    """The refused answer for which a waiting run asks again; None if it asks for the first time."""
+    return refusals.of_run(run)
 
 
 def resume(actor: Actor, run_id: Id) -> contract.Run:

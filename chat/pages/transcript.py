@@ -2,29 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from asgiref.sync import async_to_sync
 
+from chat.pages.questions import Question, of_question
 from chat.rendering import add_html
 from runs import operations, operators
 from runs.models import Run
 from runs.operations import Actor, Id
+from runs.reading.refusals import Refusal
 from runs.states import Resolution, RunStatus, SessionStatus
 from runs.wire import contract, representations
-from runs.wire.encoding import pretty
 
 PAGE = 200  # messages on a page before the reader asks for all
 TURN = 40  # messages that are read for one turn before it is looked for in all
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question of a waiting run, ready for a form."""
-
-    name: str  # of the form field; ids are the graph's own strings and stay out of it
-    text: str  # what is asked
-    options: list[str]  # what to choose from; empty means free text
 
 
 @dataclass(slots=True)
@@ -34,6 +25,7 @@ class Turn:
     run: contract.Run
     messages: list[contract.Message] = field(default_factory=list)  # oldest first; the agent's with ``html``
     questions: list[Question] = field(default_factory=list)  # open ones only
+    refusal: str = ""  # why they are asked again
     answered: bool = False  # waiting, and the answer is stored already
     words: str = ""  # the user's, for editing and sending again
     # Why an operator decided about it, being interrupted; None if its user did, or nobody.
@@ -41,9 +33,10 @@ class Turn:
     is_open: bool = False  # to a decision: resume, retry, dismiss, or to be said again
 
     @property
-    def needs_button(self) -> bool:
-        """The form cannot be sent by choosing an option alone."""
-        return not (len(self.questions) == 1 and self.questions[0].options)
+    def is_one_choice(self) -> bool:
+        """All it asks is answered by one choice, so that each choice is a button."""
+        parts = [part for question in self.questions for part in question.parts]
+        return len(parts) == 1 and not parts[0].fields
 
     @property
     def uncertain(self) -> bool:
@@ -108,15 +101,24 @@ def _find(transcript: Transcript, run_id: Id) -> Turn | None:
     return next((turn for turn in transcript.turns if turn.run["id"] == str(run_id)), None)
 
 
-def open_questions(run: Run) -> dict[str, Any]:
-    """What a waiting run asks, by form field: ``{field: (question id, value)}``.
+def open_questions(run: Run, refused: Refusal | None = None) -> list[Question]:
+    """What a waiting run asks, as forms; with the answers that were refused, if some were.
 
-    A run that asks again does so under another claim, so a form of what it asked before has none of these.
+    A run that asks again does so under another claim. So a form of what it asked before has other names.
     """
-    return {
-        f"answer-{run.claim}-{number}": (asked["id"], asked["value"])
-        for number, asked in enumerate(run.questions or [])
-    }
+    asked = []
+    for number, question in enumerate(run.questions or ()):
+        made = of_question(question)
+        made.give_names(f"{form_name(run)}-{number}")
+        if refused is not None and question["id"] in refused.answers:
+            made.fill(refused.answers[question["id"]])
+        asked.append(made)
+    return asked
+
+
+def form_name(run: Run) -> str:
+    """What the names of all inputs of a run's questions begin with."""
+    return f"answer-{run.claim}"
 
 
 def _cursor(latest: contract.Run | None) -> tuple[str, int] | None:
@@ -170,17 +172,8 @@ def _turn(row: Run, run: contract.Run) -> Turn:
     turn = Turn(run=run, words=row.input)
     if run["status"] == RunStatus.WAITING:
         turn.answered = row.answers is not None
-        turn.questions = [_question(name, value) for name, (_, value) in open_questions(row).items()]
+        if not turn.answered:
+            refused = operations.refusal(row)
+            turn.questions = open_questions(row, refused)
+            turn.refusal = refused.reason if refused is not None else ""
     return turn
-
-
-def _question(name: str, value: Any) -> Question:
-    """A dict with a question and options becomes buttons, any other value text and a free field."""
-    if isinstance(value, dict) and "question" in value:
-        options = value.get("options")
-        return Question(
-            name,
-            str(value["question"]),
-            [str(option) for option in options] if isinstance(options, list) else [],
-        )
-    return Question(name, pretty(value), [])

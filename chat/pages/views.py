@@ -6,6 +6,7 @@ Every form works as a plain POST that redirects. A script sends the same form wi
 
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any
 
@@ -21,6 +22,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from chat.access import throttles
 from chat.pages import session_list, transcript
+from chat.pages.questions import Question
 from runs import operations
 from runs.errors import EngineError, IdempotencyConflict, Invalid, NotFound, NotWaiting
 from runs.operations import Actor
@@ -135,12 +137,33 @@ def answer(request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID) -> Ht
     run = operations.runs_of(_user(request), session_id).filter(id=run_id).first()
     if run is None:
         raise Http404
-    questions = transcript.open_questions(run)
-    if not questions.keys() <= request.POST.keys():
+    if not any(name.startswith(f"{transcript.form_name(run)}-") for name in request.POST):
         raise NotWaiting("This form is of an earlier question. Look at what is asked now.")
-    answers = {asked: _chosen(request.POST[name], value) for name, (asked, value) in questions.items()}
+    asked = transcript.open_questions(run)
+    answers = {}
+    for question in asked:
+        with suppress(ValueError):
+            answers[question.id] = question.read(request.POST)
+    if len(answers) < len(asked):
+        return _show_errors(request, session_id, run_id, asked)
     operations.answer(_user(request), run_id, answers)
     return _done(request, "chat:session", session_id=session_id)
+
+
+def _show_errors(
+    request: HttpRequest, session_id: uuid.UUID, run_id: uuid.UUID, asked: list[Question]
+) -> HttpResponse:
+    """What is wrong with the form of some questions, beside what was typed."""
+    if _wants_json(request):
+        fields = dict(wrong for question in asked for wrong in question.errors)
+        said = "Something is missing or wrong in this form."
+        error = {"code": Invalid.code, "message": said, "fields": fields}
+        return JsonResponse({"error": error}, status=Invalid.status)
+    shown = _read(request, session_id)
+    for turn in shown.turns:
+        if turn.run["id"] == str(run_id):
+            turn.questions = asked
+    return _render_page(request, shown, status=Invalid.status)
 
 
 def _run_command(apply: Callable[[Actor, uuid.UUID, HttpRequest], Any]) -> View:
@@ -191,20 +214,14 @@ def _text(request: HttpRequest) -> str | None:
     return text.replace("\r\n", "\n") if text is not None else None
 
 
-def _chosen(posted: str, value: Any) -> Any:
-    """The option itself where options were offered, so that a number stays a number; else the text."""
-    options = value.get("options") if isinstance(value, dict) else None
-    if isinstance(options, list):
-        return next((option for option in options if str(option) == posted), posted)
-    return posted.replace("\r\n", "\n")
-
-
 def _read(request: HttpRequest, session_id: uuid.UUID) -> transcript.Transcript:
     limit = None if request.GET.get("show") == "all" else transcript.PAGE
     return transcript.read(_user(request), session_id, limit=limit)
 
 
-def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> HttpResponse:
+def _render_page(
+    request: HttpRequest, shown: transcript.Transcript | None, status: int = 200
+) -> HttpResponse:
     context: dict[str, Any] = {
         "transcript": shown,
         "session": shown.session if shown else None,
@@ -214,7 +231,7 @@ def _render_page(request: HttpRequest, shown: transcript.Transcript | None) -> H
         "message_limit": settings.RUNS_MESSAGE_LIMIT,
         "gone": "gone" in request.GET,
     }
-    return render(request, "pages/chat.html", context)
+    return render(request, "pages/chat.html", context, status=status)
 
 
 def _done(request: HttpRequest, to: str, *, cancellation: Any = None, **kwargs: Any) -> HttpResponse:

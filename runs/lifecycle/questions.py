@@ -14,15 +14,23 @@ from runs.models import Run
 from runs.states import EventType, RunStatus
 
 
-def wait(run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]]) -> Outcome:
-    """Let a run wait, since its graph asked the user something. It has no execution until it is answered."""
+def wait(
+    run_id: UUID, claim: int, questions: Sequence[Mapping[str, Any]], reason: str | None = None
+) -> Outcome:
+    """Let a run wait, since its graph asked the user something. It has no execution until it is answered.
+
+    ``reason`` is why it asks again, if its graph refused an answer.
+    """
     try:
         with locked_run(run_id) as (session, run):
             now = timezone.now()
             run.questions, run.answers = list(questions), None
             statistics.pause(run, now)
-            asked = [(EventType.RUN_WAITING, {"questions": run.questions})]
-            if not status.change(run, RunStatus.WAITING, asked, now, **status.of_claim(claim)):
+            asked: dict[str, Any] = {"questions": run.questions}
+            if reason is not None:
+                asked["reason"] = reason
+            entries = [(EventType.RUN_WAITING, asked)]
+            if not status.change(run, RunStatus.WAITING, entries, now, **status.of_claim(claim)):
                 return status.what_was_first(run_id, claim)
             session.has_changed = True
             return Outcome.DONE

@@ -29,7 +29,7 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
         return Failure(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
     if isinstance(error, NodeCancelledError):
         return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
-    for cause in _causes(error):
+    for cause in causes(error):
         if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
             return Failure(ErrorCode(code), _said(cause))
         if any(cause is one for one in errors.of_provider):
@@ -41,7 +41,7 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     return INTERNAL
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

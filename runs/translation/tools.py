@@ -111,6 +111,7 @@ class ToolTranslation:
         self._on_result = on_result
         self._on_return = on_return
         self._calls = {call.id: replace(call) for call in known}
+        self._open_before = {call.id for call in self._calls.values() if call.started and not call.ended}
         self.gated_tools: Collection[str] = ()  # the tools whose starts are committed before they begin
         self.steps = GraphSteps()
         self._executions: dict[UUID, tuple[str, float]] = {}
@@ -132,6 +133,15 @@ class ToolTranslation:
     def unanswered(self) -> bool:
         """Whether a message holds a call that has no result."""
         return any(call.message is not None and not call.ended for call in self._calls.values())
+
+    def began_beside(self, error: BaseException) -> bool:
+        """Whether a call has begun in this execution that neither asked before it nor raised ``error``."""
+        for call_id in self._nodes:
+            end = self._ends.get(call_id)
+            asks = call_id in self._open_before and end is None and not self._calls[call_id].ended
+            if not asks and (end is None or end.error is not error):
+                return True
+        return False
 
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""

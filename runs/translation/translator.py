@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph.types import Interrupt
 
 from runs.foundation.values import clean, to_json
 from runs.log.transcript import closing_note, note_id
@@ -99,7 +100,7 @@ class Translator:
         )
         self.handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
         self.errors = self.handler.errors  # what broke so far
-        self.questions: list[dict[str, Any]] = []  # [{id, value}] that the graph asked the user
+        self.questions: list[dict[str, Any]] = []  # that the graph asked the user
 
     def recover(self, namespace: tuple[str, ...], messages: Iterable[BaseMessage]) -> None:
         """Log what a lost execution left in the checkpoint of this turn, as far as the log lacks it."""
@@ -144,7 +145,11 @@ class Translator:
         for interrupt in interrupts:
             if interrupt.id not in asked:  # it comes again from each graph around the one that asks
                 asked.add(interrupt.id)
-                self.questions.append({"id": interrupt.id, "value": to_json(interrupt.value)})
+                self.questions.append(question_of(interrupt))
+
+    def began_beside(self, error: BaseException) -> bool:
+        """Whether something of the turn has begun that did not raise ``error``. What asked begins again."""
+        return self.messages.meter.begun > 0 or self.tools.began_beside(error)
 
     def _result_told(self) -> None:
         self.messages.ends_with_text = False
@@ -170,3 +175,11 @@ class Translator:
         if text and not self.messages.has_logged(message_id):
             self.messages.start(message_id, None, ())  # without a delta: it is no token of the model's
             self.messages.complete(message_id, text, [], usage=None, status="interrupted")
+
+
+def question_of(interrupt: Interrupt) -> dict[str, Any]:
+    """An interrupt of the graph as Question."""
+    question = {"id": interrupt.id, "value": to_json(interrupt.value)}
+    if interrupt.response_schema is not None:
+        question["response_schema"] = to_json(interrupt.response_schema)
+    return question

@@ -101,6 +101,7 @@ class LLMMeter:
     def __init__(self, count: Callable[..., None]) -> None:
         self._count = count
         self.open: dict[UUID, LLMCall] = {}  # the calls in progress
+        self.begun = 0  # calls
         self._active_at = time.monotonic()
 
     @property
@@ -112,6 +113,7 @@ class LLMMeter:
         """A call begins."""
         call = LLMCall(run_id, input_estimate, time.monotonic(), counted=Tokens(input_estimate, 0))
         self.open[run_id] = call
+        self.begun += 1
         self._count(llm_calls=1, open_input_tokens=input_estimate)
         return call
 

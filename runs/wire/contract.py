@@ -109,6 +109,16 @@ class Cancellation(TypedDict):
     """Something did not stop in time and was given up on."""
 
 
+class Question(TypedDict):
+    """What a waiting run asks."""
+
+    id: GraphId
+    value: AnyJson
+    response_schema: NotRequired[
+        Annotated[dict[str, Any], Keywords(description="JSON Schema of the answer, if the graph gave one.")]
+    ]
+
+
 class Run(TypedDict):
     """One turn of the agent, from admission to one terminal fact."""
 
@@ -122,6 +132,8 @@ class Run(TypedDict):
     on_disconnect: Annotated[str, Keywords(enum=OnDisconnect.values)]
     resumes: Id | None
     retries: Id | None
+    questions: list[Question] | None
+    """What it asks its user; null when it waits for no answer."""
     error: RunError | None
     cancellation: Cancellation | None
     statistics: RunStatistics
@@ -334,15 +346,11 @@ class ToolCancelled(TypedDict):
     effect: Annotated[str, Keywords(enum=[Effect.NONE.value, Effect.UNKNOWN.value])]
 
 
-class Question(TypedDict):
-    """What a waiting run asks."""
-
-    id: GraphId
-    value: AnyJson
-
-
 class RunWaiting(TypedDict):
     questions: list[Question]
+    reason: NotRequired[
+        Annotated[Sentence, Keywords(description="Why it asks again: an answer was refused.")]
+    ]
 
 
 class RunAnswered(TypedDict):

@@ -170,6 +170,7 @@ def _run(run: Run, operation: Cancellation | None) -> contract.Run:
         "on_disconnect": run.on_disconnect,
         "resumes": str(run.resumes_id) if run.resumes_id else None,
         "retries": str(run.retries_id) if run.retries_id else None,
+        "questions": run.questions if run.status == RunStatus.WAITING and run.answers is None else None,
         "error": {"code": run.error_code, "message": run.error_message} if run.error_code else None,
         "cancellation": cancellation(operation) if operation else None,
         "statistics": statistics.of_run(run),

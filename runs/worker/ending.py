@@ -39,6 +39,7 @@ class Ending:
     error: Failure | None = None  # if it failed
     reason: InterruptReason | None = None  # if it was interrupted
     questions: list[dict[str, Any]] = field(default_factory=list)  # if it waits for answers
+    refusal: str | None = None  # why it asks again
 
 
 def of_stop(reason: StopReason, slow_tool: str) -> Ending:

@@ -36,6 +36,7 @@ from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
 from runs.worker import graph_input
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
+from runs.worker.refusals import reason_to_ask_again
 
 logger = logging.getLogger(__name__)
 
@@ -163,10 +164,25 @@ class Execution:
             ended = of_graph(graph_task, self._translator, self.run.id)
             if self.token.activity.alive():  # what its tools started and did not end
                 await self._stop_everything(graph_task)
-            return ended
+            return await self._with_questions(ended, graph_task)
         stopped = of_stop(self._stop.result(), self._slow_tool)
         await self._stop_everything(graph_task)
         return stopped
+
+    async def _with_questions(self, ended: Ending, graph_task: "asyncio.Task[None]") -> Ending:
+        """The ending, with several questions in order. A turn whose graph refused an answer waits again."""
+        refusal = None
+        error = None if graph_task.cancelled() else graph_task.exception()
+        if error is not None and ended.status is RunStatus.FAILED:
+            refusal = reason_to_ask_again(error, self._saver.raised_at_answers, self._translator)
+        if refusal is None and len(ended.questions) < 2:
+            return ended
+        try:
+            asked = await _retry_while_away(graph_input.pending_questions, self._graph, self.run)
+        except Exception:  # what cannot be read may hold values of the agent's own classes, or a remote part
+            logger.exception("The questions of run %s cannot be read from its checkpoint.", self.run.id)
+            return ended
+        return Ending(RunStatus.WAITING, questions=asked, refusal=refusal) if asked else ended
 
     async def _stream(self, given: Any) -> None:
         config: RunnableConfig = {
@@ -272,7 +288,12 @@ class Execution:
         await self._log.flush()
         if ending.status is RunStatus.WAITING:
             return await _retry_while_away(
-                in_thread, questions.wait, self.run.id, self.run.claim, ending.questions
+                in_thread,
+                questions.wait,
+                self.run.id,
+                self.run.claim,
+                ending.questions,
+                ending.refusal,
             )
         repaired = ending.status is RunStatus.COMPLETED
         if unanswered or ending.status in (RunStatus.CANCELLED, RunStatus.FAILED):

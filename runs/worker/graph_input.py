@@ -20,7 +20,7 @@ from runs.memory.repair import repair
 from runs.models import Run, RunEvent
 from runs.states import Resolution
 from runs.translation.tools import CallState, Kept
-from runs.translation.translator import LoggedBefore
+from runs.translation.translator import LoggedBefore, question_of
 
 # Messages, by the namespace of the graph that said them.
 SavedMessages: TypeAlias = list[tuple[state_messages.Namespace, list[BaseMessage]]]
@@ -117,6 +117,12 @@ async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnC
     asked = {interrupt.id for interrupt in state.interrupts}
     given = {question: value for question, value in answers.items() if question in asked}
     return Command(resume=given) if given else None
+
+
+async def pending_questions(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> list[dict[str, Any]]:
+    """What the graph asks, in the order of its tasks."""
+    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
+    return [question_of(interrupt) for interrupt in state.interrupts]
 
 
 async def saved_messages(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> SavedMessages:

@@ -279,6 +279,7 @@ export class Conversation {
     if (!form.matches("[data-send]")) return;
     event.preventDefault();
     const buttons = Array.from(form.querySelectorAll("button"));
+    markFields(form);
     const sending = postForm(form, { submitter: event.submitter });
     for (const button of buttons) button.disabled = true;
     try {
@@ -286,10 +287,26 @@ export class Conversation {
       this.note("");
       if (!this.socket.isOpen) await this.open(location.pathname, { replace: true });
     } catch (refused) {
-      this.note(refused.message);
+      const isMarked = markFields(form, refused.fields);
+      this.note(isMarked ? "" : refused.message);
       for (const button of buttons) button.disabled = false;
+      if (isMarked) form.querySelector('[aria-invalid="true"]')?.focus();
     }
   }
+}
+
+/** Say beside each input of a form what is wrong with it; whether there was anything to say. */
+function markFields(form, errors = {}) {
+  for (const place of form.querySelectorAll("[data-error]")) {
+    const said = errors[place.dataset.error] ?? "";
+    place.textContent = said;
+    place.hidden = !said;
+    const input = form.elements.namedItem(place.dataset.error);
+    if (!(input instanceof HTMLElement)) continue;
+    if (said) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
+  }
+  return Object.keys(errors).length > 0;
 }
 
 /** The same words as the server's figure: tokens in and out together. */

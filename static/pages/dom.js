@@ -52,10 +52,15 @@ function merge(old, fresh) {
     return old;
   }
   const unfolded = Array.from(old.querySelectorAll("details[open][data-key]"), (card) => card.dataset.key);
+  // Each rendering has another token for the same form. It must not take away what somebody types.
+  for (const token of old.querySelectorAll('[name="csrfmiddlewaretoken"]')) {
+    const renewed = fresh.querySelector('[name="csrfmiddlewaretoken"]');
+    if (renewed) token.setAttribute("value", renewed.value);
+  }
   const bare = old.cloneNode(true);
   for (const card of bare.querySelectorAll("details[open]")) card.open = false;
   if (bare.isEqualNode(fresh)) return old;
-  for (const card of fresh.querySelectorAll("details[data-key]")) card.open = unfolded.includes(card.dataset.key);
+  for (const card of fresh.querySelectorAll("details[data-key]")) card.open ||= unfolded.includes(card.dataset.key);
   old.replaceWith(fresh);
   return fresh;
 }

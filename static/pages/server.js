@@ -3,9 +3,10 @@
 const UNREACHABLE = "The server cannot be reached. Check your connection and try again.";
 
 export class Refused extends Error {
-  constructor(message, { code = "", unreachable = false } = {}) {
+  constructor(message, { code = "", fields = {}, unreachable = false } = {}) {
     super(message);
     this.code = code;
+    this.fields = fields; // what is wrong with each input of a form, by its name
     this.unreachable = unreachable;
   }
 }
@@ -22,7 +23,7 @@ export async function postForm(form, { submitter = null, fields = {} } = {}) {
   if (response.ok) return response.json();
   const answer = await response.json().catch(() => ({}));
   const message = answer.error?.message ?? "The server refused this. Reload the page and try again.";
-  throw new Refused(message, { code: answer.error?.code });
+  throw new Refused(message, { code: answer.error?.code, fields: answer.error?.fields });
 }
 
 /** The HTML of one of our pages. Whoever is not logged in any more is taken to the login. */

@@ -86,7 +86,9 @@ def running_server(provider: RemoteProvider, data: Path, port: int = 0) -> Itera
         "DATA_DIR": str(data),
         "PORT": str(port),
         "SECRET_KEY": "",
-        "AGENTS": '{"assistant": "tests.e2e.agent:build_graph"}',
+        "AGENTS": (
+            '{"assistant": "tests.e2e.agent:build_graph", "reviewed": "tests.e2e.agent:build_reviewed"}'
+        ),
         MARKS_VARIABLE: str(data / "marks"),
         "AGENT_MODEL": "openai:scripted",
         "OPENAI_BASE_URL": provider.base_url,

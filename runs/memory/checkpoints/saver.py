@@ -15,6 +15,8 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.types import ERROR, RESUME
+from langgraph.errors import is_invalid_resume
 
 from runs.memory.checkpoints.fence import Fence, run_shielded
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
@@ -121,6 +123,8 @@ class FencedSaver(ReadingSaver):
         super().__init__(storage)
         self._claim = claim
         self._fence = Fence()
+        # What tasks raised that had been given an answer. It may be that they refused the answer.
+        self.raised_at_answers: list[Exception] = []
 
     async def fence(self) -> None:
         """From now on writes raise Fenced. Returns when those that had begun have ended.
@@ -146,7 +150,8 @@ class FencedSaver(ReadingSaver):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        await self._write(lambda saver: saver.aput_writes(config, writes, task_id, task_path))
+        kept = self._without_refused_answers(writes)
+        await self._write(lambda saver: saver.aput_writes(config, kept, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
         await self._write(lambda saver: saver.adelete_thread(thread_id))
@@ -171,6 +176,20 @@ class FencedSaver(ReadingSaver):
 
     def delete_thread(self, thread_id: str) -> None:
         self._from_thread(self.adelete_thread(thread_id))
+
+    def _without_refused_answers(self, writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
+        """What is kept of a task's writes. A task that failed or was cancelled can be answered anew.
+
+        LangGraph would keep the answers it was given, and a later answer would count as that to its next
+        question.
+        """
+        error = next((value for channel, value in writes if channel == ERROR), None)
+        if error is None:
+            return writes
+        kept = [write for write in writes if write[0] != RESUME]
+        if isinstance(error, Exception) and (len(kept) < len(writes) or is_invalid_resume(error)):
+            self.raised_at_answers.append(error)
+        return kept
 
     async def _write(self, operation: Operation[T]) -> T:
         write = partial(self._storage.write, operation, self._claim)

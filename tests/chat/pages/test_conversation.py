@@ -6,6 +6,8 @@ import threading
 import pytest
 from django.utils.html import escape
 from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from chat import rendering
 from chat.templatetags.transcript import settled
@@ -79,8 +81,6 @@ async def test_one_turn_is_rendered_as_the_page_renders_it(as_alice, alice, mode
 
 def asks(*questions):
     """Build a graph that asks these, one after the other, and says what it was given."""
-    from langgraph.graph import END, START, MessagesState, StateGraph
-    from langgraph.types import interrupt
 
     def ask(state):
         return {"messages": [("ai", repr([interrupt(question) for question in questions]))]}
@@ -186,6 +186,48 @@ async def test_the_form_of_one_question_does_not_answer_the_next(as_alice, alice
     await waiting.status(run, "completed")
     history = await operations.history(alice, session)
     assert history["messages"][-1]["text"] == "['yes', 'no']"
+
+
+async def test_a_form_that_is_incomplete_comes_back_with_what_was_typed(as_alice, alice, serve, engine):
+    serve(asks({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}))
+    session, run = await chat_of(alice)
+    await waiting.status(run, "waiting")
+    path = f"/chat/{session}/runs/{run}/answer/"
+    typed = {"answer-1-0-0-0-0": "Some <words>", "answer-1-0-0-0-1": "many"}
+
+    page = await as_alice.post(path, typed)
+    assert page.status_code == 400
+    html = page.content.decode()
+    assert 'value="Some &lt;words&gt;"' in html
+    assert "This must be a whole number." in html
+    told = await as_alice.post(path, typed, headers={"accept": "application/json"})
+    assert told.json()["error"]["fields"] == {"answer-1-0-0-0-1": "This must be a whole number."}
+    assert (await waiting.status(run, "waiting")).answers is None
+
+
+async def test_a_refused_answer_is_shown_again_with_the_reason(as_alice, alice, serve, engine):
+    def build():
+        def ask(state):
+            if (given := interrupt("Which one?")) != "this":
+                raise ValueError("There is no <such> one.")
+            return {"messages": [("ai", given)]}
+
+        graph = StateGraph(MessagesState)
+        graph.add_node("ask", ask)
+        graph.add_edge(START, "ask")
+        graph.add_edge("ask", END)
+        return graph
+
+    serve(build)
+    session, run = await chat_of(alice)
+    await waiting.status(run, "waiting")
+    assert (await as_alice.post(f"/chat/{session}/runs/{run}/answer/", {"answer-1-0-0-0-0": "that"})).url
+    await waiting.until(Run.objects.filter(id=run, claim=2, status="waiting").exists)
+    page = await html_of(as_alice, f"/chat/{session}/")
+    assert "The agent did not accept the answer: There is no &lt;such&gt; one." in page
+    assert re.search(r'name="answer-2-0-0-0-0"[^>]*>\s*that</textarea>', page)
+    await as_alice.post(f"/chat/{session}/runs/{run}/answer/", {"answer-2-0-0-0-0": "this"})
+    await waiting.status(run, "completed")
 
 
 async def test_what_anybody_wrote_is_text_on_the_page(as_alice, alice, model):

@@ -87,8 +87,8 @@ async def test_a_cancel_of_the_next_claim_is_not_lost_to_the_execution_before(
     """The answer is claimed and cancelled while the execution that asked still ends. No heartbeat helps."""
     wait, claim, cancelled = questions.wait, queue.claim, threading.Event()
 
-    def wait_and_be_answered(run_id, number, asked):
-        outcome = wait(run_id, number, asked)
+    def wait_and_be_answered(run_id, number, asked, reason):
+        outcome = wait(run_id, number, asked, reason)
         answer(alice, run_id, asked)
         assert cancelled.wait(10 * PATIENCE)
         return outcome
@@ -128,8 +128,8 @@ async def test_a_heartbeat_does_not_stop_the_next_claim_for_the_state_of_the_one
     async def until_claimed_again():
         await until(lambda: any(one.run.claim == 2 for one in engine.executions.values()))
 
-    def wait_and_be_looked_at(run_id, number, asked):
-        outcome = wait(run_id, number, asked)
+    def wait_and_be_looked_at(run_id, number, asked, reason):
+        outcome = wait(run_id, number, asked, reason)
         monkeypatch.setattr(engine, "_marks", look_and_be_overtaken)
         asyncio.run_coroutine_threadsafe(engine.beat(), loop)
         assert looked.wait(10 * PATIENCE)

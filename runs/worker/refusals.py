@@ -1,0 +1,55 @@
+"""Answers that the graph refused: the user is asked again, and the turn does not fail."""
+
+from collections.abc import Sequence
+
+from langgraph.errors import GraphBubbleUp, is_invalid_resume
+from pydantic import ValidationError
+
+from runs.foundation.values import clean
+from runs.states import ErrorCode
+from runs.translation.failures import DATABASE_AWAY, causes, explain
+from runs.translation.translator import Translator
+
+# What a value raises that does not have the form expected.
+_COMPLAINTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
+_DETAILS_LIMIT = 200
+
+
+def reason_to_ask_again(
+    error: BaseException, raised_at_answers: Sequence[Exception], translator: Translator
+) -> str | None:
+    """What to tell the user if ``error`` means that the graph refused an answer; else None.
+
+    ``raised_at_answers`` is what tasks raised that had been given one. LangGraph marks an answer that does
+    not fit its schema. Another error counts as a refusal if nothing else of the turn has begun since then.
+    The error of a tool has to be a complaint about a value: a tool may do its work before it raises.
+    """
+    refused = next((cause for cause in causes(error) if any(cause is one for one in raised_at_answers)), None)
+    if refused is None or not (is_invalid_resume(refused) or _is_refusal(error, refused, translator)):
+        return None
+    details = _details(refused)
+    return f"The agent did not accept the answer{': ' if details else '.'}{details}"
+
+
+def _is_refusal(error: BaseException, refused: BaseException, translator: Translator) -> bool:
+    if isinstance(refused, GraphBubbleUp) or translator.began_beside(refused):
+        return False
+    failure = explain(error, translator.errors)
+    if failure.code == ErrorCode.TOOL:
+        return isinstance(refused, _COMPLAINTS)
+    return failure.code == ErrorCode.INTERNAL and failure is not DATABASE_AWAY
+
+
+def _details(refused: BaseException) -> str:
+    """What is wrong with the value, in one short line. Only a ValueError's words are made for that."""
+    if isinstance(refused, ValidationError):
+        said = "; ".join(
+            ": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"])))
+            for one in refused.errors(include_url=False, include_input=False, include_context=False)
+        )
+    elif isinstance(refused, ValueError):
+        said = str(refused)
+    else:
+        return ""
+    line = " ".join(clean(said).split())
+    return line if len(line) <= _DETAILS_LIMIT else f"{line[: _DETAILS_LIMIT - 1]}…"

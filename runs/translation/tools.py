@@ -287,7 +287,7 @@ class ToolTranslation:
     # Events
 
     def _run_by_hand(self, execution: str, payload: dict[str, Any]) -> CallState | None:
-        """The call that a node runs itself, without its id: the first that asks for this and has not begun."""
+        """The call that a node runs itself without its id: the first that asks for this and has not begun."""
         asked = (payload["tool_name"], to_json(payload.get("input")))
         for call in self._calls.values():
             is_open = call.message is not None and not call.started and not call.ended

@@ -31,7 +31,6 @@ from runs.states import (
     CancelOutcome,
     Effect,
     EventType,
-    InterruptReason,
     Resolution,
     RunStatus,
     ToolStatus,
@@ -76,7 +75,6 @@ class Truths:
         self.asked: dict[UUID, datetime] = {}  # by run, when its first cancel was accepted
         self.operations: dict[UUID, Cancellation] = {}
         self.left: set[UUID] = set()  # runs that their executions ended, or left to wait, since the last look
-        self.concluded: set[UUID] = set()  # runs that their executions ended
         self.straggled: set[tuple[UUID, str]] = set()
         self.offered: set[UUID] = set()
         self.changed: set[str] = set()  # groups that were told to read again since the last look
@@ -179,8 +177,7 @@ class Truths:
         assert self.heard[run.id] == (0 if run.position is None else run.last_seq), "something was not told"
 
     def calls_are_as_logged(self, run: Run, log: list[RunEvent], calls: list[ToolCall]) -> None:
-        lost = run.id not in self.concluded and was_lost(log[-1])
-        logged = fold(log, lost)
+        logged = fold(log)
         if run.status == RunStatus.INTERRUPTED:
             assert not any(event.type == EventType.TOOL_CANCELLED for event in log), (
                 "what may be continued was closed"
@@ -188,7 +185,7 @@ class Truths:
             for call in logged.values():
                 if call.status == ToolStatus.RUNNING:
                     call.status = ToolStatus.INTERRUPTED
-                    call.effect = Effect.UNKNOWN if call.started or lost else Effect.NONE
+                    call.effect = effect_without_result(call)
         for call_id, call in logged.items():
             if (run.id, call_id) in self.straggled:
                 call.effect = Effect.DONE
@@ -399,24 +396,26 @@ def created(run: Run) -> datetime:
     return run.created_at
 
 
-def was_lost(end: RunEvent) -> bool:
-    """Whether this end tells of a lost execution, or of a cancel that overruled another end."""
-    operation = end.data.get("cancellation") or {"outcome": None}
-    lost = end.data.get("reason") == InterruptReason.WORKER_LOST
-    return lost or operation["outcome"] == CancelOutcome.RECONCILED
+# The tools whose starts are committed before they begin.
+GATED = frozenset({"mark"})
 
 
-def fold(log: list[RunEvent], lost: bool) -> dict[str, SimpleNamespace]:
-    """The tool calls that a log tells of, by their ids; a ``lost`` execution may have begun any unseen."""
+def effect_without_result(call: SimpleNamespace) -> Effect:
+    """What is known of a call without a result: any that is not gated may have begun unseen."""
+    return Effect.UNKNOWN if call.started or not call.gated else Effect.NONE
+
+
+def fold(log: list[RunEvent]) -> dict[str, SimpleNamespace]:
+    """The tool calls that a log tells of, by their ids."""
     calls: defaultdict[str, SimpleNamespace] = defaultdict(
-        lambda: SimpleNamespace(status=ToolStatus.RUNNING, effect=None, started=False)
+        lambda: SimpleNamespace(status=ToolStatus.RUNNING, effect=None, started=False, gated=False)
     )
     for event in log:
         data = event.data
         if event.type == EventType.MESSAGE_COMPLETED:
             for asked in data["tool_calls"]:
                 calls.pop(asked["id"], None)
-                calls[asked["id"]].status = ToolStatus.RUNNING
+                calls[asked["id"]].gated = asked["name"] in GATED
         elif event.type == EventType.TOOL_STARTED:
             calls[data["tool_call"]].started = True
         elif event.type == EventType.TOOL_COMPLETED:
@@ -428,5 +427,5 @@ def fold(log: list[RunEvent], lost: bool) -> dict[str, SimpleNamespace]:
         elif event.type == EventType.TOOL_CANCELLED:
             call = calls[data["tool_call"]]
             call.status = ToolStatus.CANCELLED
-            call.effect = Effect.UNKNOWN if call.started or lost else Effect.NONE
+            call.effect = effect_without_result(call)
     return calls

@@ -41,6 +41,7 @@ from runs.states import (
 )
 from runs.wire import encoding
 from runs.worker import graph_input
+from tests.runs import invariants
 from tests.runs.invariants import Truths, claimable, undecided, undone
 from tests.runs.servers import NO_PROCESS
 
@@ -71,6 +72,8 @@ class Execution(SimpleNamespace):
 
     It may be a zombie.
     """
+
+    gated_tools = invariants.GATED
 
 
 # By name, how often a step is taken, and what it is given. All are one rule to Hypothesis, which would leave
@@ -425,8 +428,6 @@ class SessionMachine(Truths, RuleBasedStateMachine):
             assert done is (Outcome.CANCEL_FIRST if stopped else Outcome.DONE), "an accepted cancel lost"
         if done is Outcome.DONE:
             self.left.add(execution.run_id)
-            if what != "wait":
-                self.concluded.add(execution.run_id)
         if done is Outcome.DONE and repaired and what not in ("wait", RunStatus.INTERRUPTED):
             run = self.runs[execution.run_id]
             self.histories[run.session_id][run.message_id] = True
@@ -695,7 +696,7 @@ class SessionMachine(Truths, RuleBasedStateMachine):
             entries += entry
             counts.update(counted)
         encoded = [(type, encoding.encode(data)) for type, data in entries]
-        return writer._Part(execution, entries, counts, [], encoded)  # type: ignore[arg-type] # for its log
+        return writer._Part(execution, entries, counts, [], [], encoded)  # type: ignore[arg-type] # for its log
 
 
 # Hypothesis begins with a life of nothing but the first.
@@ -711,7 +712,7 @@ def line(run: Run) -> int:
     return run.queue_place
 
 
-_CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "mark", "args": {}}]
+_CALLS = [{"id": "1", "name": "mark", "args": {}}, {"id": "2", "name": "by hand", "args": {}}]
 # By kind, what an execution may write: events, and what they count.
 WRITTEN: dict[str, tuple[list[tuple[str, dict[str, Any]]], dict[str, int]]] = {
     "text": ([(EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})], {"open_output_tokens": 1}),

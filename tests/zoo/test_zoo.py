@@ -5,7 +5,6 @@
 
 import asyncio
 import os
-import re
 import time
 
 import pytest
@@ -20,7 +19,6 @@ from tests.zoo import checks
 from tests.zoo.graphs import GRAPHS
 from tests.zoo.lives import life_of
 from tests.zoo.model import GO, GO_AND_ASK
-from tests.zoo.red import RED
 
 EVERY = os.environ.get("ZOO_POINTS") == "all"
 
@@ -43,9 +41,7 @@ def lead(kind, points=None, chosen=lambda graph: True):
     for name, graph in GRAPHS.items():
         for point in (points(graph) if points else [""]) if chosen(graph) else ():
             case = f"{kind}: {name} {point}".strip()
-            reason = next((why for pattern, why in RED.items() if re.match(pattern, case)), None)
-            marks = [pytest.mark.xfail(reason=reason, strict=not EVERY)] if reason else []
-            cases.append(pytest.param(*((name, point) if points else (name,)), marks=marks, id=case))
+            cases.append(pytest.param(*((name, point) if points else (name,)), id=case))
     return pytest.mark.parametrize(("graph", "point") if points else "graph", cases)
 
 

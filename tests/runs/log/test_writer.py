@@ -10,6 +10,8 @@ import pytest
 from django.db import DataError, connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
+from langchain_core.tools import tool
+from langgraph.prebuilt import ToolRuntime
 
 from runs import operations
 from runs.errors import Fenced
@@ -19,7 +21,7 @@ from runs.log.writer import EventWriter, RunLog
 from runs.models import Run, RunEvent, Session, Worker
 from runs.states import EventType
 from runs.worker import execution
-from tests.fakes import Round, Silence, call, say
+from tests.fakes import Round, Silence, call, fan_out_graph, say
 from tests.runs.harness import open_harness
 from tests.runs.waiting import at_rest, log_of, terminal, until
 
@@ -109,7 +111,7 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     broken = threading.Event()
 
     def refuse(run_id, entries, at, gated_tools=()):
-        if any(type == EventType.TOOL_STARTED for type, _ in entries):
+        if any(type == EventType.TOOL_PROGRESS for type, _ in entries):
             broken.set()
             raise DataError("value too long")
         project(run_id, entries, at, gated_tools)
@@ -117,9 +119,19 @@ async def test_a_turn_whose_log_cannot_be_stored_ends_while_its_tool_is_at_work(
     monkeypatch.setattr(tool_calls, "project", refuse)
     if is_cancelled:  # the cancel comes first
         monkeypatch.setattr(execution, "_LIMITS_INTERVAL", 60)
-    async with open_harness(
-        alice, serve, tmp_path / "marks", rounds=[call("slow_async", seconds=60)]
-    ) as harness:
+
+    @tool
+    async def report(runtime: ToolRuntime) -> str:
+        """Report progress, and work on."""
+        runtime.emit_output_delta("half")
+        await asyncio.sleep(60)
+        return "done"
+
+    def build(model, tools):
+        return fan_out_graph(model, [report])
+
+    options = {"build": build, "rounds": [call("report")]}
+    async with open_harness(alice, serve, tmp_path / "marks", **options) as harness:
         run_id = await harness.start()
         await until(broken.is_set)
         ended = await (harness.cancelled(run_id) if is_cancelled else terminal(run_id))

@@ -100,7 +100,11 @@ class Server(daphne.server.Server):
         self._shutdown.handle_signals()
         life = self._loop.create_task(self._live(), name="server")
         life.add_done_callback(lambda _: reactor.stop())
-        reactor.run(installSignalHandlers=False)
+        try:
+            reactor.run(installSignalHandlers=False)
+        except BaseException:
+            # A callback has ended the loop, and without it nothing comes to an end.
+            self._shutdown.exit_at_once()
         if life.exception() is not None:
             self._shutdown.exit_code = FAILED
         self._shutdown.start_deadline()  # what is stuck may also hold up the end of the interpreter

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,11 @@ class Shutdown:
     def seconds_left(self) -> float:
         """Seconds that the engine may take to leave. What follows needs a moment, too."""
         return max(0.0, self.deadline - self._loop.time() - min(1.0, self._seconds / 5))
+
+    def exit_at_once(self) -> NoReturn:
+        """Exit with FAILED, whatever hangs. To be called where an exception is handled, which is logged."""
+        logger.critical("The event loop has ended.", exc_info=True)
+        os._exit(FAILED)
 
     def start_deadline(self) -> None:
         """Start the time until the deadline, unless it was started before."""

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import threading
 from typing import Any
 
@@ -105,6 +106,9 @@ async def http(path: str, receive: Any, send: Any) -> None:
         threading.Thread(target=forever.wait, name="a tool that does not end").start()
     elif path == "/release":
         forever.set()
+    elif path == "/end-loop":
+        threading.Thread(target=forever.wait, name="a tool that does not end").start()
+        asyncio.get_running_loop().call_soon(sys.exit, "from a callback")
     elif path == "/break-engine":
         Engine.broken.set()
     numbers = {"most_buffered": most_buffered, "most_waiting": most_waiting, "sent": sent}

@@ -8,7 +8,8 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from urllib.request import urlopen
 
 import pytest
@@ -363,6 +364,13 @@ def test_a_port_in_use_is_a_sentence():
             CannotListen, match=rf"^Cannot listen on 127\.0\.0\.1:{port}: Address already in use\.$"
         ):
             bind("127.0.0.1", port)
+
+
+def test_a_callback_that_ends_the_loop_ends_the_process_at_once(serve):
+    server = serve(drain=1000)
+    with suppress(OSError, HTTPException):  # its answer may still get out
+        server.get("/end-loop")
+    assert server.wait() == 1
 
 
 def test_an_engine_that_breaks_takes_the_server_with_it(serve):

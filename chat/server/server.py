@@ -102,9 +102,8 @@ class Server(daphne.server.Server):
         life.add_done_callback(lambda _: reactor.stop())
         try:
             reactor.run(installSignalHandlers=False)
-        except BaseException:
-            # A callback has ended the loop, and without it nothing comes to an end.
-            self._shutdown.exit_at_once()
+        except BaseException as error:  # noqa: BLE001 - a callback has ended the loop; without it nothing ends
+            self._shutdown.exit_at_once(error)
         if life.exception() is not None:
             self._shutdown.exit_code = FAILED
         self._shutdown.start_deadline()  # what is stuck may also hold up the end of the interpreter

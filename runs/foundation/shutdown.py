@@ -42,9 +42,9 @@ class Shutdown:
         """Seconds that the engine may take to leave. What follows needs a moment, too."""
         return max(0.0, self.deadline - self._loop.time() - min(1.0, self._seconds / 5))
 
-    def exit_at_once(self) -> NoReturn:
-        """Exit with FAILED, whatever hangs. To be called where an exception is handled, which is logged."""
-        logger.critical("The event loop has ended.", exc_info=True)
+    def exit_at_once(self, error: BaseException) -> NoReturn:
+        """Exit with FAILED, whatever hangs. The error, which has ended the event loop, is logged."""
+        logger.critical("The event loop has ended.", exc_info=error)
         os._exit(FAILED)
 
     def start_deadline(self) -> None:

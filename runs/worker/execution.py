@@ -34,11 +34,13 @@ from runs.stopping.cancel_token import CancelToken
 from runs.translation import callbacks, tool_gate
 from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
-from runs.worker import graph_input
+from runs.worker import graph_input, without_checkpoints
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
 from runs.worker.refusals import reason_to_ask_again
 
 logger = logging.getLogger(__name__)
+
+without_checkpoints.allow()
 
 P = ParamSpec("P")
 T = TypeVar("T")

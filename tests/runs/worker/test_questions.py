@@ -245,6 +245,68 @@ async def test_a_tool_that_asks_asks_again_and_runs_once(alice, turn, answer, to
     assert (await texts(alice, run))[-1] == "Done."
 
 
+@tool
+async def broken(amount: int) -> str:
+    """Ask, and break afterwards."""
+    interrupt(f"Take {amount}?")
+    raise RuntimeError("The shop is closed.")
+
+
+async def test_a_tool_that_breaks_behind_its_question_fails_the_turn(turn, answer):
+    """It may have done some of its work: nobody is asked to let it run once more."""
+    model = ScriptedModel()
+    model.script.add(call("broken", amount=7))
+    run = await turn(lambda: with_tools(model, [broken]))
+
+    ended = await answer(run, "yes")
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "tool")
+
+
+async def test_an_error_behind_a_model_call_is_no_refusal(turn, answer):
+    model = ScriptedModel()
+    model.script.add(say("No number."))
+
+    async def ask(state):
+        interrupt("Go?")
+        return {"given": [int((await model.ainvoke("?")).content)]}
+
+    run = await turn(lambda: graph_of(ask=ask))
+    assert (await answer(run, "yes"))["status"] == "failed"
+
+
+async def test_of_two_tools_that_ask_the_first_runs_once_though_the_second_refuses(alice, turn, answer):
+    model = ScriptedModel()
+    model.script.add(calls(("strict", {"amount": 1}), ("strict", {"amount": 2})), say("Done."))
+    run = await turn(lambda: with_tools(model, [strict]))
+
+    second = await answer(run, "yes")
+    assert [asked["value"] for asked in second["questions"]] == ["Take 2?"]
+    again = await answer(run, "no")
+    assert [asked["value"] for asked in again["questions"]] == ["Take 2?"]
+    assert (await answer(run, "yes"))["status"] == "completed"
+    tools = [event.type for event in await log_of(run["id"]) if event.type.startswith("tool.")]
+    assert sorted(tools) == ["tool.completed"] * 2 + ["tool.started"] * 2
+    history = await operations.history(alice, run["session"])
+    assert [one["result"] for one in history["messages"][1]["tool_calls"]] == ["Taken.", "Taken."]
+
+
+async def test_a_middleware_inside_a_subgraph_asks_again(turn, answer):
+    paid: list[int] = []
+    run = await turn(lambda: graph_of(inner=reviewed(paid, "batched")().compile()))
+
+    assert (await answer(run, {"decisions": []}))["questions"]
+    assert (await answer(run, {"decisions": [APPROVE, REJECT]}))["status"] == "completed"
+    assert paid == [1]
+
+
+async def test_a_turn_that_asks_again_can_be_cancelled(alice, turn, answer):
+    run = await turn(lambda: graph_of(ask=asking("Go?")))
+    await answer(run, "perhaps")
+
+    await in_thread(operations.cancel_run, alice, run["id"])
+    assert (await terminal(run["id"])).status == "cancelled"
+
+
 # LangChain's middleware
 
 

@@ -138,6 +138,9 @@ export class Conversation {
     document.title = `${title} · Turnkeeper`;
     byId("figures").textContent = figures(session.statistics);
     this.#showQueue(session);
+    // The first turn may have begun between the first paint and the socket. If it waits or has ended, no event
+    // tells of it any more.
+    if (!this.cursor.run && session.statistics.runs > session.queued.length) this.#renderAll();
   }
 
   /** Events are missing: come back with the cursor, and if that does not help, load the page anew. */

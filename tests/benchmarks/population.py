@@ -232,6 +232,7 @@ class _Filler:
                 "result": "'found'",
                 "started_at": "started_at",
                 "duration_ms": "1000",
+                "start_is_logged": "1" if self.is_sqlite else "true",
             },
             "runs_run WHERE tool_calls > 0 AND finished_at IS NOT NULL",
         )

@@ -3,6 +3,7 @@
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,15 @@ def server(provider, tmp_path_factory):
 
 @pytest.mark.slow
 def test_what_the_first_version_said_is_what_this_one_says(server):
-    assert told(server) == json.loads((server.data / ANSWERS).read_text())
+    assert _without_additions(told(server)) == json.loads((server.data / ANSWERS).read_text())
+
+
+def _without_additions(said: Any) -> Any:
+    """An answer without what the first version did not say: the questions of a Run."""
+    if isinstance(said, dict):
+        added = {"questions"} if "on_disconnect" in said else set()
+        return {key: _without_additions(value) for key, value in said.items() if key not in added}
+    return [_without_additions(one) for one in said] if isinstance(said, list) else said
 
 
 @pytest.mark.slow

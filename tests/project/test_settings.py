@@ -59,6 +59,7 @@ WRONG = [
     ("RUNS_TOOL_TIMEOUT", "-5", "must be a number of seconds"),
     ("RUNS_DRAIN_TIMEOUT", "soon", "must be a number of seconds"),
     ("RUNS_STEP_LIMIT", "0", "must be a whole number of at least 1, not '0'"),
+    ("RUNS_RESULT_LIMIT", "0", "must be a whole number of at least 1, not '0'"),
     ("RUNS_MESSAGE_LIMIT", "1e5", "must be a whole number of at least 1"),
     ("RUNS_MAX_RESUMES", "-1", "must be a whole number of at least 0"),
     ("RUNS_QUEUE_LIMIT", "2.5", "must be a whole number of at least 1"),

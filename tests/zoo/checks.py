@@ -120,9 +120,14 @@ async def _in_figures(life: Life) -> list[str]:
             faults.append(f"run {number} counts {run.llm_calls} LLM calls of {calls}")
         if life.graph.functions and run.status != RunStatus.COMPLETED:
             continue  # a function that was cut is counted by nobody
-        started = [event.data["name"] for event in await log_of(run_id) if event.type == "tool.started"]
+        starts = [event.data for event in await log_of(run_id) if event.type == "tool.started"]
+        started = [start["name"] for start in starts]
+        own = [start for start in starts if start["name"] not in life.graph.foreign]
+        committed = {start["args"].get("call") for start in own} - {None}
         tools = len({entry.call for entry in entries if entry.what == "tool.start"})
         tools += sum(name in life.graph.foreign for name in started)
+        if run.status == RunStatus.INTERRUPTED:  # killed between the commit of a start and the start
+            tools += len(committed - {entry.call for entry in entries if entry.what == "tool.start"})
         if run.tool_calls != tools:
             faults.append(f"run {number} counts {run.tool_calls} tool calls of {tools}")
     return faults

@@ -59,6 +59,12 @@ function merge(old, fresh) {
   }
   const bare = old.cloneNode(true);
   for (const card of bare.querySelectorAll("details[open]")) card.open = false;
+  // What is wrong with an input was said here, not by the server.
+  for (const place of bare.querySelectorAll("[data-error]")) {
+    place.textContent = "";
+    place.hidden = true;
+  }
+  for (const input of bare.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
   if (bare.isEqualNode(fresh)) return old;
   for (const card of fresh.querySelectorAll("details[data-key]")) card.open ||= unfolded.includes(card.dataset.key);
   old.replaceWith(fresh);

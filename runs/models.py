@@ -56,6 +56,8 @@ class Session(models.Model):
     cancellation_revision = models.PositiveBigIntegerField(default=0)
     last_position = models.PositiveIntegerField(default=0)
     last_queue_place = models.PositiveIntegerField(default=0, db_column="last_line")
+    # False: only its checkpoint has some of what was said in it, see runs.memory.amendments.
+    history_in_log = models.BooleanField(default=True)
 
     # No column. Whoever holds the lock of the session writes it once, in the end, if this is set.
     has_changed = False
@@ -330,19 +332,38 @@ class RunEvent(models.Model):
     type = models.CharField(max_length=20, choices=EventType)
     data = models.JSONField()
     at = models.DateTimeField()
+    # Of an event that has a whole message: the ``lookup_key`` of the message's id. Not in older logs.
+    message_key = models.CharField(max_length=ID_LIMIT, null=True, editable=False)
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "seq"], name="one_event_per_seq")]
         indexes = [
-            # Serves the history: the time of each message, without reading the deltas between them.
+            # Serves the history: what was said, without reading the pieces of messages.
             models.Index(
-                fields=["run"], condition=Q(type=EventType.MESSAGE_COMPLETED), name="event_completed_message"
+                fields=["run", "seq"], condition=~Q(type=EventType.MESSAGE_DELTA), name="event_but_delta"
+            ),
+            models.Index(
+                fields=["message_key"], condition=Q(message_key__isnull=False), name="event_of_message"
             ),
         ]
         default_permissions = ("view",)
 
     def __str__(self) -> str:
         return f"{self.run_id}:{self.seq} {self.type}"
+
+
+class Amendment(models.Model):
+    """What the log of a turn lacks, written by an older version; see runs.memory.amendments."""
+
+    run = models.OneToOneField(Run, models.CASCADE, primary_key=True)  # the last one of the turn
+    changed = models.JSONField(default=dict)  # {message id: what of the message is to be replaced}
+    added = models.JSONField(default=list)  # [{"after": message id, "message": Message}]
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"the amendment of {self.run_id}"
 
 
 class ToolCall(models.Model):

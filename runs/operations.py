@@ -34,7 +34,7 @@ from runs.live.follow import Item
 from runs.models import Cancellation, Run, RunEvent, Session, Worker
 from runs.reading import refusals
 from runs.recovery import deletion
-from runs.states import CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
+from runs.states import Audience, CancelSource, Multitask, OnDisconnect, Origin, SessionStatus, TitleSource
 from runs.wire import contract, representations
 from runs.wire.encoding import encode, timestamp
 
@@ -297,13 +297,21 @@ def _represent(
 
 
 async def history(
-    actor: Actor, session_id: Id, *, limit: int | None = None, before: str | None = None
+    actor: Actor,
+    session_id: Id,
+    *,
+    limit: int | None = None,
+    before: str | None = None,
+    audience: Audience | None = Audience.ANSWER,
 ) -> contract.History:
-    """The messages of a session, and its latest run: follow on from that run's ``last_seq``."""
+    """The messages of a session, and its latest run: follow on from that run's ``last_seq``.
+
+    ``audience`` None: also what models said on the way.
+    """
     found = await in_thread(_session, actor, session_id)
     from runs.reading import history as histories  # LangChain, which commands need not load
 
-    return await histories.read(found, limit=limit, before=before)
+    return await histories.read(found, limit=limit, before=before, audience=audience)
 
 
 def events(actor: Actor, run_id: Id, *, after: int = 0, limit: int = 500) -> contract.EventPage:

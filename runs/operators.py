@@ -203,7 +203,7 @@ async def history(
         raise Forbidden
     from runs.reading import history as histories  # LangChain, which commands need not load
 
-    return await histories.read(session, limit=limit, before=before)
+    return await histories.read(session, limit=limit, before=before, audience=None)
 
 
 # Who may

@@ -111,6 +111,13 @@ class Effect(models.TextChoices):
         return cls.UNKNOWN if may_have_begun else cls.NONE
 
 
+class Audience(models.TextChoices):
+    """For whom a message is."""
+
+    ANSWER = "answer"  # the user: it belongs to the conversation
+    WORK = "work"  # who wants to know how the answer came about
+
+
 class CancelSource(models.TextChoices):
     """Who asked for a cancel."""
 
@@ -139,6 +146,7 @@ class EventType(models.TextChoices):
     MESSAGE_STARTED = "message.started"
     MESSAGE_DELTA = "message.delta"
     MESSAGE_COMPLETED = "message.completed"
+    MESSAGE_CHANGED = "message.changed"
     TOOL_STARTED = "tool.started"
     TOOL_PROGRESS = "tool.progress"
     TOOL_COMPLETED = "tool.completed"

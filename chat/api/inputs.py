@@ -21,7 +21,7 @@ from runs.foundation.limits import (
     SEARCH_LIMIT,
     TITLE_LIMIT,
 )
-from runs.states import Multitask, OnDisconnect, Origin, SessionStatus
+from runs.states import Audience, Multitask, OnDisconnect, Origin, SessionStatus
 
 Values = dict[str, Any]
 
@@ -199,6 +199,7 @@ class HistoryFilter(Input):
 
     limit = serializers.IntegerField(required=False, min_value=1, max_value=1000)
     before = Text(required=False, max_length=1000)
+    audience = Choice([Audience.ANSWER, "all"], default=Audience.ANSWER)
     render = Choice(["html"], required=False)
 
 

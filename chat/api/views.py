@@ -40,7 +40,7 @@ from runs.errors import (
 from runs.foundation.database import in_thread
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
 from runs.operations import Started
-from runs.states import OnDisconnect
+from runs.states import Audience, OnDisconnect
 from runs.wire import contract, representations
 
 
@@ -132,12 +132,17 @@ class History(AsyncView):
         """Read a session's messages, oldest first.
 
         All of them, or `limit` of them from the end, or from right before the message `before`. With
+        `audience=all` also what models said on the way, such as the words of an agent inside a tool. With
         `render=html` each has its text as sanitised HTML, too; of a long history the older ones are shown as
         they were written. Follow on from the `last_seq` of `run`.
         """
         chosen = inputs.HistoryFilter.read(request.query_params.dict())
         found = await operations.history(
-            actor_of(request), session_id, limit=chosen.get("limit"), before=chosen.get("before")
+            actor_of(request),
+            session_id,
+            limit=chosen.get("limit"),
+            before=chosen.get("before"),
+            audience=None if chosen["audience"] == "all" else Audience.ANSWER,
         )
         if "render" in chosen:
             await add_html(found["messages"])

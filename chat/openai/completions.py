@@ -1,13 +1,15 @@
 """The answer of a run as OpenAI's chat completion: whole, or as a stream of chunks.
 
 An agent may write several messages in one turn, before and after its tool calls. A client gets them as one
-text with an empty line between them, in both forms. The events of tools come on chunks of their own. These
+text with an empty line between them, one after the other, in both forms. What models say on the way, to a
+tool, say, is no part of it. A stream may tell what turns out to be such work later. The events of tools come on chunks of their own. These
 have an empty delta and the event in the field ``turnkeeper``, which clients of OpenAI ignore.
 """
 
 import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -19,13 +21,36 @@ from chat.openai.errors import RunFailed
 from runs.errors import EngineError
 from runs.live.follow import Event
 from runs.operations import Data
-from runs.states import ErrorCode, EventType
+from runs.states import Audience, ErrorCode, EventType
 
 _TOOL_EVENTS = frozenset(type for type in EventType if type.startswith("tool."))
 _STATUS_OF_FAILURE = {
     ErrorCode.PROVIDER: HTTPStatus.BAD_GATEWAY,
     ErrorCode.TIMEOUT: HTTPStatus.GATEWAY_TIMEOUT,
 }
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One message, as far as it is known and was told."""
+
+    text: str = ""
+    told: int = 0  # characters that the stream has told
+    has_begun: bool = False
+    is_complete: bool = False
+    is_work: bool = False
+
+    def become(self, text: str) -> None:
+        """This is the whole text. What was told cannot be taken back."""
+        if not text.startswith(self.text[: self.told]):
+            self.told = len(text)
+        self.text = text
+
+    def take(self) -> str:
+        """What the stream has not told."""
+        more = self.text[self.told :]
+        self.told += len(more)
+        return more
 
 
 class Completion:
@@ -35,9 +60,8 @@ class Completion:
         self.run = run
         self._connection = connection
         self._model = model
-        self._text: list[str] = []
-        self._roles: dict[str, str] = {}  # by message
-        self._said: dict[str, str] = {}  # what is known of the messages that are not complete
+        self._answers: dict[str, _Answer] = {}  # by message, in the order of their beginnings
+        self._has_told = False  # the stream has told some text
         self._statistics: Data | None = None
 
     async def whole(self) -> Data:
@@ -52,7 +76,8 @@ class Completion:
             raise self._failed(error) from None
         finally:
             self._connection.close()
-        message = {"role": "assistant", "content": "".join(self._text), "refusal": None}
+        texts = [answer.text for answer in self._answers.values() if not answer.is_work and answer.text]
+        message = {"role": "assistant", "content": "\n\n".join(texts), "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         return self._shape("chat.completion", [choice]) | {"usage": self._usage()}
 
@@ -84,7 +109,12 @@ class Completion:
     def _take(self, event: Event) -> str:
         """What is new of the text. Raises RunFailed when there will be no more of it."""
         match event.type:
-            case EventType.MESSAGE_STARTED | EventType.MESSAGE_DELTA | EventType.MESSAGE_COMPLETED:
+            case (
+                EventType.MESSAGE_STARTED
+                | EventType.MESSAGE_DELTA
+                | EventType.MESSAGE_COMPLETED
+                | EventType.MESSAGE_CHANGED
+            ):
                 return self._say(event.type, json.loads(event.json)["data"])
             case EventType.RUN_COMPLETED:
                 self._statistics = json.loads(event.json)["data"]["statistics"]
@@ -113,22 +143,31 @@ class Completion:
         return ""
 
     def _say(self, type: str, data: Data) -> str:
-        message = data["message"]
-        self._roles[message] = data.get("role") or self._roles.get(message, "assistant")
-        if type == EventType.MESSAGE_STARTED or self._roles[message] != "assistant":
-            return ""
-        said = self._said.get(message, "")
-        if type == EventType.MESSAGE_DELTA:
-            text = data["text"]
-            self._said[message] = said + text
-        else:  # what was not streamed comes now
-            text = data["text"][len(said) :] if data["text"].startswith(said) else ""
-            self._said.pop(message, None)
-        if text and not said and self._text:
-            text = "\n\n" + text
-        if text:
-            self._text.append(text)
-        return text
+        answer = self._answers.setdefault(data["message"], _Answer())
+        match type:
+            case EventType.MESSAGE_STARTED:
+                answer.is_work = data.get("audience") == Audience.WORK
+            case EventType.MESSAGE_DELTA:
+                answer.text += data["text"]
+            case EventType.MESSAGE_COMPLETED:  # what was not streamed comes now
+                answer.become(data["text"])
+                answer.is_complete = True
+            case EventType.MESSAGE_CHANGED:
+                answer.become(data.get("text", answer.text))
+                answer.is_work |= data.get("audience") == Audience.WORK
+        return self._untold()
+
+    def _untold(self) -> str:
+        """What can be told now: a message that has begun meanwhile waits until the one before it is complete."""
+        told: list[str] = []
+        for answer in self._answers.values():
+            if not answer.is_work:
+                if more := answer.take():
+                    told.append(more if answer.has_begun or not self._has_told else f"\n\n{more}")
+                    answer.has_begun = self._has_told = True
+                if not answer.is_complete:
+                    break
+        return "".join(told)
 
     def _check_end(self) -> None:
         """Raise RunFailed unless the run has completed."""

@@ -76,7 +76,7 @@ def read_turn(actor: Actor, session_id: Id, run_id: Id) -> Turn | None:
 
 
 def _read(actor: Actor, session_id: Id, limit: int | None) -> Transcript:
-    history = async_to_sync(operations.history)(actor, session_id, limit=limit)
+    history = async_to_sync(operations.history)(actor, session_id, limit=limit, audience=None)
     messages, latest = history["messages"], history["run"]
     return Transcript(
         session=history["session"],

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
+from runs.foundation.values import lookup_key
 from runs.live import bus
 from runs.log import tool_calls
 from runs.models import Run
@@ -19,6 +20,9 @@ from runs.states import EventType
 from runs.wire import encoding
 
 Entry: TypeAlias = tuple[EventType, dict[str, Any]]
+
+# The types of events that have a whole message.
+WHOLE_MESSAGES = (EventType.RUN_QUEUED, EventType.MESSAGE_COMPLETED)
 
 # Rows of one statement: databases limit its parameters.
 _ROWS = 1000
@@ -35,14 +39,21 @@ def publish(
 
 
 def insert(cursor: Any, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Insert rows ``(run, seq, type, data as JSON, at)``, with values as the database takes them."""
+    """Insert rows ``(run, seq, type, data as JSON, at, message_key)``, with values as the database takes
+    them."""
     for start in range(0, len(rows), _ROWS):
         chunk = rows[start : start + _ROWS]
-        places = ", ".join(["(%s, %s, %s, %s, %s)"] * len(chunk))
+        places = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * len(chunk))
         cursor.execute(
-            f"INSERT INTO runs_runevent (run_id, seq, type, data, at) VALUES {places}",  # noqa: S608 - of places
+            "INSERT INTO runs_runevent (run_id, seq, type, data, at, message_key)"  # noqa: S608 - of places
+            f" VALUES {places}",
             [value for row in chunk for value in row],
         )
+
+
+def message_key(type: str, data: Any) -> str | None:
+    """What finds an event by the message that it has as a whole."""
+    return lookup_key(data["message"]) if type in WHOLE_MESSAGES else None
 
 
 def count(run: Run, entries: Sequence[Entry], at: datetime) -> None:
@@ -62,10 +73,12 @@ def record(run: Run, entries: Sequence[Entry], at: datetime) -> None:
         return
     first = run.last_seq + 1 - len(entries)
     encoded = [(seq, type, encoding.encode(data)) for seq, (type, data) in enumerate(entries, start=first)]
+    keys = [message_key(type, data) for type, data in entries]
     key = run._meta.pk.get_db_prep_value(run.id, connection)
     at_key = connection.ops.adapt_datetimefield_value(at)
     with connection.cursor() as cursor:
-        insert(cursor, [(key, seq, type, data, at_key) for seq, type, data in encoded])
+        rows = zip(encoded, keys, strict=True)
+        insert(cursor, [(key, *event, at_key, of_message) for event, of_message in rows])
     tool_calls.project(run.id, entries, at)
     if run.position is None:
         return

@@ -15,6 +15,7 @@ from runs.states import (
     ACTIVE,
     TERMINAL,
     TERMINAL_EVENT,
+    Audience,
     Effect,
     EventType,
     InterruptReason,
@@ -109,8 +110,11 @@ class Message:
     at: datetime  # when it was complete; of an incomplete one, when it began
     node: str = ""
     namespace: Any = None
+    task: str | None = None  # the root graph's task in which it was made
+    audience: Audience = Audience.ANSWER
     calls: list[LoggedCall] = field(default_factory=list)
     usage: contract.Usage | None = None
+    is_closed: bool = False  # the log has its end
 
     @property
     def is_empty(self) -> bool:
@@ -139,8 +143,9 @@ class Transcript:
 
     @property
     def has_answer(self) -> bool:
-        """Whether its last message is an assistant's, with text and without calls."""
-        last = self.messages[-1] if self.messages else None
+        """Whether its last answer is an assistant's, with text and without calls."""
+        answers = [message for message in self.messages if message.audience == Audience.ANSWER]
+        last = answers[-1] if answers else None
         return last is not None and last.role == "assistant" and not last.calls and bool(last.text.strip())
 
     @property
@@ -158,6 +163,15 @@ def add_note(turn: Transcript, at: datetime) -> None:
 def note_id(run_id: UUID | str) -> str:
     """The id of the closing note of a turn whose last run is this."""
     return f"{run_id}:note"
+
+
+def run_of_note(message_id: str) -> UUID | None:
+    """The run of which this is the id of the closing note; None if it is another message's."""
+    run_id, _, rest = message_id.partition(":")
+    try:
+        return UUID(run_id) if rest == "note" else None
+    except ValueError:
+        return None
 
 
 def fold(run: RunLike, events: Iterable[EventLike], resumed: Transcript | None = None) -> Transcript:
@@ -203,14 +217,14 @@ class _Fold:
                 if not self.is_resuming:
                     self.user.id = data.get("message") or self.user.id
                     self.user.text = data.get("input", self.user.text)
-            case EventType.MESSAGE_STARTED:
-                self._message(data, event.at)
-            case EventType.MESSAGE_DELTA:
+            case EventType.MESSAGE_STARTED | EventType.MESSAGE_DELTA:
                 message = self._message(data, event.at)
                 if message.id not in self.completed:
                     message.text += data.get("text") or ""
             case EventType.MESSAGE_COMPLETED:
                 self._complete(data, event.at)
+            case EventType.MESSAGE_CHANGED:
+                self._change(data)
             case EventType.TOOL_STARTED:
                 self._start(data)
             case EventType.TOOL_COMPLETED | EventType.TOOL_FAILED | EventType.TOOL_CANCELLED:
@@ -256,12 +270,15 @@ class _Fold:
                 at=at,
                 node=data.get("node") or "",
                 namespace=data.get("namespace"),
+                task=data.get("task"),
+                audience=Audience(data.get("audience", Audience.ANSWER)),
             )
         return known
 
     def _complete(self, data: Mapping[str, Any], at: datetime) -> None:
         message = self._message(data, at)
         self.completed.add(message.id)
+        message.is_closed = True
         message.text = data.get("text", message.text)
         message.status = "interrupted" if data.get("status") == "interrupted" else "complete"
         message.usage = data.get("usage")
@@ -271,6 +288,11 @@ class _Fold:
             call = self._ask(asked["id"], asked.get("name"), asked.get("args"), message)
             if call is not None:
                 call.broken = "error" in asked
+
+    def _change(self, data: Mapping[str, Any]) -> None:
+        if (message := self.messages.get(data["message"])) is not None:
+            message.text = data.get("text", message.text)
+            message.audience = Audience(data.get("audience", message.audience))
 
     def _start(self, data: Mapping[str, Any]) -> None:
         call = self.calls.get(data["tool_call"])

@@ -22,7 +22,7 @@ from runs.errors import Fenced
 from runs.foundation.database import call_with_connection
 from runs.foundation.tasks import end
 from runs.log import tool_calls
-from runs.log.events import insert, publish
+from runs.log.events import insert, message_key, publish
 from runs.models import Run
 from runs.states import EventType, RunStatus
 from runs.wire import encoding
@@ -369,8 +369,10 @@ def _commit(parts: list[_Part], retrying: bool) -> list[Outcome]:
             part.first = last_seq + 1
             part.at = now
             key = adapt_uuid(log.run_id, connection)
+            entries = zip(part.encoded, part.entries, strict=True)
             rows += [
-                (key, seq, type, data, at) for seq, (type, data) in enumerate(part.encoded, start=part.first)
+                (key, seq, type, encoded, at, message_key(type, data))
+                for seq, ((type, encoded), (_, data)) in enumerate(entries, start=part.first)
             ]
             columns, values = _increments(part.counts)
             grown[columns, len(part.encoded), at, *values].append(key)

@@ -27,12 +27,16 @@ def serialise(session_id: UUID, messages: Sequence[BaseMessage]) -> Stored:
     return messages_to_dict(pair_calls_with_results(named, (), HistoryChanges()))
 
 
+def of(session: Session) -> list[BaseMessage]:
+    """The messages brought to a session."""
+    seed = statements.seed.first(session.id)
+    return messages_from_dict(seed.messages) if seed is not None else []
+
+
 def not_in_checkpoint(session: Session) -> list[BaseMessage]:
     """The messages brought to a session, while its checkpoint may not hold them yet; else nothing."""
-    seed = statements.seed.first(session.id)
-    if seed is None or Run.objects.filter(session=session, repaired=True).exists():
-        return []
-    return messages_from_dict(seed.messages)
+    brought = of(session)
+    return [] if brought and Run.objects.filter(session=session, repaired=True).exists() else brought
 
 
 def to_prepend(brought: Sequence[BaseMessage], messages: Sequence[BaseMessage]) -> list[BaseMessage]:

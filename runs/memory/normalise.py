@@ -29,7 +29,7 @@ from langchain_core.messages import (
 from runs.log import transcript
 from runs.log.transcript import LoggedCall, Transcript, closing_note, note_id
 from runs.memory.incomplete_calls import drop_incomplete_calls
-from runs.states import Effect, RunStatus, ToolStatus
+from runs.states import Audience, Effect, RunStatus, ToolStatus
 
 MARK = "turnkeeper"  # a key of additional_kwargs; the clients of providers do not send it
 
@@ -135,7 +135,7 @@ def _complete_turn(
     stored = {message.id for message in part}
     in_subgraphs = {message.id: message for message in from_subgraphs if not isinstance(message, ToolMessage)}
     for logged in turn.messages:
-        if logged.id in stored or not is_of_conversation(logged):
+        if logged.id in stored or logged.audience == Audience.WORK or not is_of_conversation(logged):
             continue
         if logged.id != note_id(turn.run_id):
             if logged.status == "complete" and not is_new and not is_step_open(logged):

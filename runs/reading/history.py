@@ -1,12 +1,11 @@
-"""The history of a session, as clients, pages and the console show it.
+"""The history of a session, as clients, pages and the console show it: a fold of the log.
 
-A repaired turn is read from the checkpoint, which is what the model gets. An active or unrepaired turn is
-read from its log, which is what was shown. Both have the same texts.
+A graph may trim, summarise or rewrite what it remembers. That changes what the model reads, and no word of
+what was said. So the checkpoint is not read here. What only the checkpoints of older versions knew of a turn
+stands in its amendment (``runs.memory.amendments``).
 
-The runs are read first, with the logs of their turns that need them. Then the checkpoint is read, and of it
-only the turns that were repaired before. So a run that ends in between is neither missing nor doubled. Only a
-retry removes a repaired turn from the checkpoint. So retries are read last, and if there is a new one, all is
-read again.
+Turns are read from the last one backwards, and no more of them than a page needs. So a page costs the same in
+a session of any length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,283 +14,235 @@ from datetime import datetime
 from typing import Any, TypeAlias
 from uuid import UUID
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
-from langgraph.graph.state import CompiledStateGraph
+from django.db.models import QuerySet
 
-from runs import agents
 from runs.errors import Invalid, NotFound
 from runs.foundation.database import in_thread
-from runs.foundation.limits import TOOL_NAME_LIMIT
-from runs.foundation.values import clean, lookup_key, text_of, to_json, truncate_to_fit
+from runs.foundation.values import lookup_key
 from runs.live import follow
 from runs.log import transcript
+from runs.log.events import WHOLE_MESSAGES
 from runs.log.transcript import Transcript
-from runs.memory import brought_messages
-from runs.memory.checkpoints import process_checkpoints
-from runs.memory.normalise import engine_mark
-from runs.models import Run, RunEvent, Session, ToolCall
-from runs.states import TERMINAL, Effect, EventType, Resolution, ToolStatus
+from runs.memory import amendments, brought_messages
+from runs.memory.representations import represent
+from runs.models import Amendment, Run, RunEvent, Session, ToolCall
+from runs.states import TERMINAL, Audience, EventType, Resolution, RunStatus
 from runs.wire import contract, representations
 from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-# How often the history is read when a retry comes in between each time.
-_ATTEMPTS = 5
+# Turns that are read at a time when a page asks for so many messages or more.
+_BATCH = 50
 
 
-async def read(session: Session, *, limit: int | None, before: str | None) -> contract.History:
+async def read(
+    session: Session, *, limit: int | None, before: str | None, audience: Audience | None = Audience.ANSWER
+) -> contract.History:
     """``{"session": Session, "messages": [Message], "run": Run | None}`` as of one moment, oldest first.
 
     ``run`` is the latest run; its ``last_seq`` is that of ``messages``, so a client that follows from there
-    misses nothing. ``limit`` and ``before`` as in ``read_messages``. Raises NotFound and Invalid.
+    misses nothing. The rest as in ``read_messages``. Raises NotFound and Invalid.
     """
-    agent = await in_thread(agents.for_reading, session.agent)
-    async with process_checkpoints() as checkpoints:
-        graph = agent.graph_on(checkpoints.reader())
-        found = await read_messages(graph, session, limit=limit, before=before)
-    snapshot, run = await in_thread(_snapshots, session.id, found["run_id"])
-    if run is not None:
-        run["last_seq"] = found["last_seq"]
-    return {"session": snapshot, "messages": found["messages"], "run": run}
+    await amendments.complete(session)
+    return await in_thread(_read, session, limit, before, audience)
 
 
-def _snapshots(session_id: UUID, run_id: UUID | None) -> tuple[contract.Session, contract.Run | None]:
-    snapshot = follow.snapshot(session_id)
+def _read(
+    session: Session, limit: int | None, before: str | None, audience: Audience | None
+) -> contract.History:
+    found = read_messages(session, limit=limit, before=before, audience=audience)
+    snapshot = follow.snapshot(session.id)
     if snapshot is None:
         raise NotFound
-    run = Run.objects.filter(id=run_id).first() if run_id else None
-    return snapshot, representations.run(run) if run else None
+    run = Run.objects.filter(id=found["run_id"]).first() if found["run_id"] else None
+    represented = representations.run(run) if run else None
+    if represented is not None:
+        represented["last_seq"] = found["last_seq"]
+    return {"session": snapshot, "messages": found["messages"], "run": represented}
 
 
-async def read_messages(
-    graph: CompiledStateGraph[Any, Any, Any, Any],
+def read_messages(
     session: Session,
     *,
     limit: int | None = None,
     before: str | None = None,
+    audience: Audience | None = Audience.ANSWER,
 ) -> Data:
     """``{"messages": [Message], "run_id": UUID | None, "last_seq": int}``, oldest first.
 
     ``run_id`` is the latest run that has left the queue, or if none has, the first in the queue. ``last_seq``
     is the last event of its log that is in ``messages``. Queued turns come last.
     ``limit``: at most so many messages, the last ones. ``before``: only messages before the one with this id.
+    ``audience``: only messages for this one; None for all.
     A message of no run, such as one that a client brought along, has ``run`` and ``at`` null.
     Raises Invalid for a ``before`` that is not in the history.
     """
-    config: Any = {"configurable": {"thread_id": str(session.id), "checkpoint_ns": ""}}
-    for _ in range(_ATTEMPTS):
-        chains = await in_thread(_chains, session.id)
-        brought = await in_thread(brought_messages.not_in_checkpoint, session)
-        state = await graph.aget_state(config)
-        values = state.values if isinstance(state.values, dict) else {}
-        if await in_thread(_retried, session.id) == {chain.user_id for chain in chains if chain.is_retried}:
+    latest = _latest(session.id)
+    messages: list[contract.Message] = []  # newest first
+    is_behind = before is not None
+    begin = _place(session, before) if before is not None else None
+    turns = _turns_backwards(session.id, begin, limit) if before is None or begin is not None else iter(())
+    for turn in turns:
+        if latest is not None:
+            latest = next((run for run in turn.runs if run.id == latest.id), latest)
+        for message in reversed(turn.messages):
+            if not is_behind and audience in (None, message["audience"]):
+                messages.append(message)
+            is_behind = is_behind and message["id"] != before
+        if limit is not None and len(messages) >= limit:
             break
-    messages = list(values.get("messages") or ())
-    shown = list(_shown(chains, [*brought_messages.to_prepend(brought, messages), *messages]))
-    shown = _page(shown, limit, before)
-    rows = await in_thread(_rows, {run.id for message in shown for run in message.runs})
-    followed = _followed(chains)
+    else:
+        for message in reversed(represent(brought_messages.of(session))):
+            if not is_behind:
+                messages.append(message)
+            is_behind = is_behind and message["id"] != before
+    if is_behind:
+        raise Invalid('"before" names no message of this session.')
+    messages = messages[:limit]
     return {
-        "messages": [message.represent(rows) for message in shown],
-        "run_id": followed.id if followed else None,
-        "last_seq": followed.last_seq if followed else 0,
+        "messages": messages[::-1],
+        "run_id": latest.id if latest else None,
+        "last_seq": latest.last_seq if latest else 0,
     }
 
 
-# From the database
+# Turns
 
 
 @dataclass(slots=True)
-class _Chain:
+class _Turn:
     """A run and those that resume it, one after the other: they answer one user message."""
 
     runs: list[Run]
-    transcript: Transcript | None = None  # None if it is read from the checkpoint
-
-    @property
-    def user_id(self) -> str:
-        return self.runs[0].message_id
-
-    @property
-    def is_retried(self) -> bool:
-        return self.runs[-1].resolution == Resolution.RETRIED
+    messages: list[contract.Message]
 
 
-@dataclass(slots=True)
-class _Rows:
-    """What only the database knows of the checkpoint's messages."""
-
-    completed: dict[str, RunEvent]  # by message id
-    calls: dict[tuple[UUID, str], ToolCall]  # by run and lookup key of the call
-
-
-def _chains(session_id: UUID) -> list[_Chain]:
-    """The chains of a session in the order of its stream, with the transcripts of those that need one."""
-    chains: dict[str, _Chain] = {}
-    runs = list(Run.objects.filter(session=session_id))
-    # Queued runs have no position yet, and come last.
-    for run in sorted(runs, key=lambda run: (run.position is None, run.position, run.queue_place)):
-        chains.setdefault(run.message_id, _Chain([])).runs.append(run)
-    for chain in chains.values():
-        last = chain.runs[-1]
-        if not chain.is_retried and not (last.repaired and last.status in TERMINAL):
-            for run in chain.runs:
-                # Up to the row's last_seq: the client gets later events when it follows from there.
-                log = RunEvent.objects.filter(run=run, seq__lte=run.last_seq).order_by("seq")
-                chain.transcript = transcript.fold(run, log, chain.transcript)
-            if chain.transcript is not None and last.resolution == Resolution.DISMISSED and last.finished_at:
-                transcript.add_note(chain.transcript, last.finished_at)
-    return list(chains.values())
-
-
-def _retried(session_id: UUID) -> set[str]:
-    """The user message ids of retried turns."""
-    retried = Run.objects.filter(session=session_id, resolution=Resolution.RETRIED)
-    return set(retried.values_list("message_id", flat=True))
-
-
-def _rows(run_ids: set[UUID]) -> _Rows:
-    completed = RunEvent.objects.filter(run__in=run_ids, type=EventType.MESSAGE_COMPLETED)
-    calls = ToolCall.objects.filter(run__in=run_ids)
-    return _Rows(
-        completed={event.data["message"]: event for event in completed},
-        calls={(call.run_id, call.call_id): call for call in calls},
+def _latest(session_id: UUID) -> Run | None:
+    runs = Run.objects.filter(session=session_id)
+    return (
+        runs.filter(position__isnull=False).order_by("-position").first()
+        or runs.order_by("queue_place").first()
     )
 
 
-def _followed(chains: Sequence[_Chain]) -> Run | None:
-    runs = [run for chain in chains for run in chain.runs]
-    left_queue = [run for run in runs if run.position is not None]
-    return max(left_queue, key=lambda run: run.position or 0) if left_queue else next(iter(runs), None)
+def _turns_backwards(session_id: UUID, begin: "Run | None", limit: int | None) -> Iterator[_Turn]:
+    """The turns of a session, the last one first; from the turn of ``begin`` backwards if it is given."""
+    firsts = Run.objects.filter(session=session_id, resumes=None)
+    queued = firsts.filter(position=None).order_by("-queue_place")
+    left_queue = firsts.filter(position__isnull=False).order_by("-position")
+    if begin is not None and begin.position is None:
+        queued = queued.filter(queue_place__lte=begin.queue_place)
+    elif begin is not None:
+        queued, left_queue = queued.none(), left_queue.filter(position__lte=begin.position)
+    yield from _turns(list(queued))
+    size = None if limit is None else min(limit, _BATCH)
+    while batch := list(left_queue[:size]):
+        yield from _turns(batch)
+        if size is None:
+            break
+        left_queue = left_queue.filter(position__lt=batch[-1].position)
 
 
-# In order
+def _turns(firsts: Sequence[Run]) -> Iterator[_Turn]:
+    """The turns that begin with these runs, in the same order."""
+    chains = {run.id: [run] for run in firsts}
+    last = {run.id: run for run in firsts}
+    of = {run.id: run.id for run in firsts}
+    while found := list(Run.objects.filter(resumes__in=last).order_by("queue_place")):
+        for run in found:
+            of[run.id] = of[run.resumes_id or run.id]
+            chains[of[run.id]].append(run)
+        last = {run.id: run for run in found}
+    shown = [chain for chain in chains.values() if chain[-1].resolution != Resolution.RETRIED]
+    read = _Rows([run for chain in shown for run in chain])
+    for chain in shown:
+        yield _Turn(chain, read.messages(chain))
 
 
-@dataclass(slots=True)
-class _LoggedMessage:
-    """A message of a turn that is read from its log."""
+class _Rows:
+    """What the database has of some runs beside their own rows."""
 
-    chain: _Chain
-    message: transcript.Message | transcript.UserMessage
+    def __init__(self, runs: Sequence[Run]) -> None:
+        ids = [run.id for run in runs]
+        ended = [run for run in runs if run.status in TERMINAL]
+        self._events: dict[UUID, list[RunEvent]] = {run.id: [] for run in runs}
+        for event in _whole(RunEvent.objects.filter(run__in=[run.id for run in ended])):
+            self._events[event.run_id].append(event)
+        cut = {run.id for run in ended if _has_open_message(self._events[run.id])}
+        for run in runs:
+            if run.status not in TERMINAL or run.id in cut:
+                self._events[run.id] = list(RunEvent.objects.filter(run=run).order_by("seq"))
+        self._calls = {(call.run_id, call.call_id): call for call in ToolCall.objects.filter(run__in=ids)}
+        self._amendments = {one.run_id: one for one in Amendment.objects.filter(run__in=ids)}
 
-    @property
-    def id(self) -> str | None:
-        return self.message.id
+    def messages(self, chain: Sequence[Run]) -> list[contract.Message]:
+        """What was said in the turn of these runs."""
+        turn: Transcript | None = None
+        for run in chain:
+            # Up to the row's last_seq: the client gets later events when it follows from there.
+            log = (event for event in self._events[run.id] if event.seq <= run.last_seq)
+            turn = transcript.fold(run, log, turn)
+        if turn is None:
+            return []
+        last = chain[-1]
+        if last.finished_at and (last.status != RunStatus.INTERRUPTED or last.resolution is not None):
+            transcript.add_note(turn, last.finished_at)
+        user = turn.user
+        said = [_message(user.id, user.run_id, "user", user.text, at=user.at)]
+        said += [self._represent(chain, message) for message in turn.messages]
+        for run in chain:
+            if (amendment := self._amendments.get(run.id)) is not None:
+                said = amendments.apply(amendment, said)
+        return said
 
-    @property
-    def runs(self) -> list[Run]:
-        return self.chain.runs
-
-    def represent(self, rows: _Rows) -> contract.Message:
-        logged = self.message
-        if isinstance(logged, transcript.UserMessage):
-            return _message(logged.id, logged.run_id, "user", logged.text, at=logged.at)
-        runs = [run.id for run in self.chain.runs]
-        calls = [_logged_call(call, _call_row(rows, runs, call.id, call.message)) for call in logged.calls]
+    def _represent(self, chain: Sequence[Run], logged: transcript.Message) -> contract.Message:
         return _message(
             logged.id,
             logged.run_id,
             logged.role,
             logged.text,
             logged.status,
-            calls,
+            [_call(call, self._row(chain, call)) for call in logged.calls],
+            audience=logged.audience,
             usage=logged.usage,
             at=logged.at,
         )
 
-
-@dataclass(slots=True)
-class _CheckpointMessage:
-    """A message of the checkpoint, with the results of its calls."""
-
-    chain: _Chain | None
-    message: BaseMessage
-    results: dict[str, ToolMessage]
-
-    @property
-    def id(self) -> str | None:
-        return self.message.id
-
-    @property
-    def runs(self) -> list[Run]:
-        return self.chain.runs if self.chain else []
-
-    def represent(self, rows: _Rows) -> contract.Message:
-        message = self.message
-        text = clean(text_of(message.content))
-        runs = self.runs
-        if isinstance(message, HumanMessage):
-            run_id, at = (runs[0].id, runs[0].created_at) if runs else (None, None)
-            return _message(self.id, run_id, "user", text, at=at)
-        event = rows.completed.get(self.id or "")
-        run_id = event.run_id if event else (runs[-1].id if runs else None)
-        at = event.at if event else (runs[-1].finished_at or runs[-1].created_at if runs else None)
-        if not isinstance(message, AIMessage):
-            return _message(self.id, run_id, "system", text, at=at)
-        calls = [
-            _stored_call(call, self.results.get(call["id"] or ""), self._call_row(rows, call["id"] or ""))
-            for call in message.tool_calls
-        ]
-        usage = event.data.get("usage") if event else None
-        if usage is None and (counted := message.usage_metadata):
-            usage = {key: counted[key] for key in ("input_tokens", "output_tokens")}
-        status = "interrupted" if engine_mark(message) else "complete"
-        return _message(self.id, run_id, "assistant", text, status, calls, usage=usage, at=at)
-
-    def _call_row(self, rows: _Rows, call_id: str) -> ToolCall | None:
-        return _call_row(rows, [run.id for run in self.runs], call_id, self.id or "")
+    def _row(self, chain: Sequence[Run], call: transcript.LoggedCall) -> ToolCall | None:
+        """The row of a call; in a chain, that of the last run that has one."""
+        found = (self._calls.get((run.id, lookup_key(call.id))) for run in reversed(chain))
+        # Some models number the calls of each message from the start. Such calls of one run share a row.
+        return next((row for row in found if row and row.message_id in ("", lookup_key(call.message))), None)
 
 
-_Shown: TypeAlias = _LoggedMessage | _CheckpointMessage
+def _whole(events: QuerySet[RunEvent]) -> QuerySet[RunEvent]:
+    """Without the pieces of messages. SQLite uses a partial index only if a statement repeats its words."""
+    return events.extra(where=["NOT (runs_runevent.type = 'message.delta')"]).order_by("run", "seq")
 
 
-def _shown(chains: Sequence[_Chain], messages: Sequence[BaseMessage]) -> Iterator[_Shown]:
-    """All messages that are shown, in order: those of no turn first, then turn by turn."""
-    by_user = {chain.user_id: chain for chain in chains}
-    of_no_chain: list[_CheckpointMessage] = []
-    segments: dict[str, list[_CheckpointMessage]] = {}
-    chain: _Chain | None = None
-    segment = of_no_chain
-    for message in messages:
-        if isinstance(message, HumanMessage) and message.id in by_user:
-            chain = by_user[message.id]
-            segment = segments.setdefault(chain.user_id, [])
-        if isinstance(message, ToolMessage):
-            calling = (shown for shown in reversed(segment) if _calls(shown.message, message.tool_call_id))
-            if (shown := next(calling, None)) is not None:
-                shown.results.setdefault(message.tool_call_id, message)
-        elif _is_shown(message):
-            segment.append(_CheckpointMessage(chain, message, {}))
-    yield from of_no_chain
-    for chain in chains:
-        if chain.is_retried:
-            continue
-        if chain.transcript is None:
-            yield from segments.get(chain.user_id, ())
-        else:
-            yield _LoggedMessage(chain, chain.transcript.user)
-            yield from (_LoggedMessage(chain, message) for message in chain.transcript.messages)
+def _has_open_message(events: Sequence[RunEvent]) -> bool:
+    """Whether a message has no end, as in older logs of runs whose worker was lost."""
+    of_type: dict[str, set[str]] = {EventType.MESSAGE_STARTED: set(), EventType.MESSAGE_COMPLETED: set()}
+    for event in events:
+        if event.type in of_type:
+            of_type[event.type].add(event.data["message"])
+    return bool(of_type[EventType.MESSAGE_STARTED] - of_type[EventType.MESSAGE_COMPLETED])
 
 
-def _calls(message: BaseMessage, call_id: str) -> bool:
-    return isinstance(message, AIMessage) and any(call["id"] == call_id for call in message.tool_calls)
-
-
-def _is_shown(message: BaseMessage) -> bool:
-    if isinstance(message, AIMessage):
-        return bool(message.tool_calls or text_of(message.content).strip())
-    return isinstance(message, HumanMessage | SystemMessage)
-
-
-def _page(shown: list[_Shown], limit: int | None, before: str | None) -> list[_Shown]:
-    if before is not None:
-        end = next((index for index, message in enumerate(shown) if message.id == before), None)
-        if end is None:
-            raise Invalid('"before" names no message of this session.')
-        shown = shown[:end]
-    return shown if limit is None else shown[max(len(shown) - limit, 0) :]
+def _place(session: Session, message_id: str) -> Run | None:
+    """The first run of the turn that has this message; None if no run has it."""
+    events = RunEvent.objects.filter(run__session=session.id)
+    event = (
+        events.filter(message_key=lookup_key(message_id)).first()
+        or events.filter(message_key=None, type__in=WHOLE_MESSAGES, data__message=message_id).first()
+    )
+    run_id = event.run_id if event else transcript.run_of_note(message_id)
+    run = Run.objects.filter(session=session.id, id=run_id).first() if run_id else None
+    run = run or amendments.run_with(session, message_id)
+    while run is not None and run.resumes is not None:
+        run = run.resumes
+    return run
 
 
 # Objects of the wire contract
@@ -305,6 +256,7 @@ def _message(
     status: str = "complete",
     calls: Sequence[contract.ToolCall] = (),
     *,
+    audience: Audience = Audience.ANSWER,
     usage: contract.Usage | None = None,
     at: datetime | None,
 ) -> contract.Message:
@@ -314,20 +266,14 @@ def _message(
         "role": role,
         "text": text,
         "status": status,
+        "audience": audience,
         "tool_calls": list(calls),
         "usage": usage,
         "at": timestamp(at) if at else None,
     }
 
 
-def _call_row(rows: _Rows, runs: Sequence[UUID], call_id: str, message_id: str) -> ToolCall | None:
-    """The row of a call; in a chain, that of the last run that has one."""
-    found = (rows.calls.get((run, lookup_key(call_id))) for run in reversed(runs))
-    # Some models number the calls of each message from the start. Such calls of one run share a row.
-    return next((row for row in found if row and row.message_id in ("", lookup_key(message_id))), None)
-
-
-def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> contract.ToolCall:
+def _call(call: transcript.LoggedCall, row: ToolCall | None) -> contract.ToolCall:
     return {
         "id": call.id,
         "name": call.name,
@@ -339,36 +285,3 @@ def _logged_call(call: transcript.LoggedCall, row: ToolCall | None) -> contract.
         "effect": row.effect if row and row.effect and call.effect else call.effect,
         "duration_ms": row.duration_ms if row and call.duration_ms is None else call.duration_ms,
     }
-
-
-def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -> contract.ToolCall:
-    status, effect = _outcome(result)
-    text = clean(text_of(result.content)) if result else None
-    call: contract.ToolCall = {
-        "id": asked["id"],
-        "name": truncate_to_fit(asked["name"], TOOL_NAME_LIMIT),
-        "args": to_json(asked["args"]),
-        "status": status,
-        "result": text if status == ToolStatus.COMPLETED else None,
-        "error": text if status == ToolStatus.FAILED else None,
-        "effect": effect,
-        "duration_ms": None,
-    }
-    if row is None:
-        return call
-    call["duration_ms"] = row.duration_ms
-    # After a crash between a result and its event, only the checkpoint has the result. It counts.
-    is_real = result is not None and not engine_mark(result)
-    if row.status != ToolStatus.RUNNING and (row.was_answered or not is_real):
-        call |= {"status": row.status, "result": row.result, "error": row.error}
-        call["effect"] = row.effect or effect
-    return call
-
-
-def _outcome(result: ToolMessage | None) -> tuple[str, str]:
-    """Status and effect of a call, by its result in the checkpoint."""
-    if result is None:
-        return ToolStatus.CANCELLED, Effect.NONE
-    if status := engine_mark(result):
-        return status, Effect.UNKNOWN
-    return (ToolStatus.FAILED if result.status == "error" else ToolStatus.COMPLETED), Effect.DONE

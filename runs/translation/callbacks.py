@@ -76,11 +76,12 @@ class RunCallbacks(BaseCallbackHandler):
         inputs: Any,
         *,
         run_id: UUID,
+        parent_run_id: UUID | None = None,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self._token.raise_if_cancelled()
-        self._tell(self._tools.steps.began, run_id, metadata or {})
+        self._tell(self._tools.steps.began, run_id, parent_run_id, metadata or {})
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         self._tell(self._tools.steps.ended, run_id)
@@ -97,6 +98,7 @@ class RunCallbacks(BaseCallbackHandler):
         messages: list[list[BaseMessage]],
         *,
         run_id: UUID,
+        parent_run_id: UUID | None = None,
         tags: list[str] | None = None,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -105,7 +107,9 @@ class RunCallbacks(BaseCallbackHandler):
         tools = (kwargs.get("invocation_params") or {}).get("tools")
         estimate = sum(estimate_input(history, tools) for history in messages)
         streamed = metadata and TAG_NOSTREAM not in (tags or ())
-        self._tell(self._messages.llm_started, run_id, estimate, metadata if streamed else None)
+        self._tell(
+            self._messages.llm_started, run_id, estimate, metadata if streamed else None, parent_run_id
+        )
 
     def on_llm_start(
         self, serialized: dict[str, Any], prompts: list[str], *, run_id: UUID, **kwargs: Any

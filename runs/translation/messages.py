@@ -13,7 +13,9 @@ from langchain_core.outputs import LLMResult
 
 from runs.foundation.limits import TOOL_NAME_LIMIT
 from runs.foundation.values import CleanStream, clean, text_of, to_json, truncate, truncate_to_fit
-from runs.states import EventType
+from runs.states import Audience, EventType
+from runs.translation.conversation import Conversation
+from runs.translation.steps import GraphSteps
 from runs.translation.usage import LLMCall, LLMMeter
 
 
@@ -23,6 +25,7 @@ class _Stream:
 
     call: LLMCall
     metadata: dict[str, Any]
+    is_work: bool  # a tool calls the model
     id: str = ""  # given by the first chunk
     namespace: tuple[str, ...] = ()
     fed: int = 0  # chunks taken from the stream
@@ -50,19 +53,21 @@ class MessageTranslation:
         count: Callable[..., None],
         ask: Callable[[str, list[dict[str, Any]], str | None], None],
         *,
+        steps: GraphSteps,
+        conversation: Conversation,
         logged: frozenset[str],
-        ends_with_text: bool,
     ) -> None:
         self._emit = emit
         self._count = count
         self._ask = ask
+        self._steps = steps
+        self._conversation = conversation
         self._closed = False
         self.meter = LLMMeter(count)
         # By the identity of the metadata that all chunks of a call share, and by the id LangChain gives it.
         self._streams: dict[int | str | None, _Stream] = {}
         self._by_call: dict[UUID, _Stream] = {}
         self._logged = set(logged)
-        self.ends_with_text = ends_with_text  # the turn's last message so far is text without calls
         self.ends_broken = False  # the last message is nothing but calls that cannot be read
 
     # Chunks
@@ -73,7 +78,7 @@ class MessageTranslation:
         if stream is not None:
             self._feed_stream(stream, namespace, message)
         elif isinstance(message, AIMessage):
-            node, task = metadata.get("langgraph_node"), metadata.get("langgraph_checkpoint_ns")
+            node, task = metadata.get("langgraph_node"), _task(metadata)
             self.feed_whole(namespace, node, message, task)
 
     def _feed_stream(self, stream: _Stream, namespace: tuple[str, ...], message: BaseMessage) -> None:
@@ -94,10 +99,12 @@ class MessageTranslation:
         message_id = clean(message.id or "")
         if not message_id or message_id in self._logged:
             return
-        self.start(message_id, node, namespace)
+        is_work = self._steps.is_in_tool(None, task)
+        self.start(message_id, node, namespace, task, is_work=is_work)
         if text := clean(text_of(message.content)):
             self._emit(EventType.MESSAGE_DELTA, {"message": message_id, "text": text})
-        self.complete(message_id, text, _wire_calls(message, message_id), usage=None, task=task)
+        calls = _wire_calls(message, message_id)
+        self.complete(message_id, text, calls, usage=None, task=task, is_work=is_work)
 
     # Messages
 
@@ -111,23 +118,26 @@ class MessageTranslation:
 
     def _open(self, stream: _Stream) -> None:
         stream.opened = True
-        self.start(stream.id, stream.metadata.get("langgraph_node"), stream.namespace)
+        node, task = stream.metadata.get("langgraph_node"), _task(stream.metadata)
+        self.start(stream.id, node, stream.namespace, task, is_work=stream.is_work)
 
     def _end_stream(self, stream: _Stream) -> None:
         """The message is as long as it gets: complete it, or if the call broke off, say so."""
         self._forget(stream)
         self._tell(stream, stream.cleaning.end())
         call, text = stream.call, "".join(stream.pieces)
+        task = _task(stream.metadata)
         if call.failed or not call.ended:
             if stream.opened:
-                self.complete(stream.id, text, [], usage=None, status="interrupted")
+                self.complete(
+                    stream.id, text, [], usage=None, status="interrupted", task=task, is_work=stream.is_work
+                )
             return
         if not stream.opened:
             self._open(stream)
         calls = _wire_calls(call.answer, stream.id) if call.answer is not None else []
         usage = {"input_tokens": call.usage.input, "output_tokens": call.usage.output} if call.usage else None
-        task = stream.metadata.get("langgraph_checkpoint_ns")
-        self.complete(stream.id, text, calls, usage=usage, task=task)
+        self.complete(stream.id, text, calls, usage=usage, task=task, is_work=stream.is_work)
 
     def _forget(self, stream: _Stream) -> None:
         self._by_call.pop(stream.call.id, None)
@@ -135,9 +145,18 @@ class MessageTranslation:
             if self._streams.get(key) is stream:
                 del self._streams[key]
 
-    def start(self, message_id: str, node: str | None, namespace: tuple[str, ...]) -> None:
+    def start(
+        self,
+        message_id: str,
+        node: str | None,
+        namespace: tuple[str, ...],
+        task: str | None = None,
+        *,
+        is_work: bool = False,
+    ) -> None:
         data = {"message": message_id, "role": "assistant", "node": node, "namespace": list(namespace)}
-        self._emit(EventType.MESSAGE_STARTED, data)
+        data["audience"] = Audience.WORK if is_work else Audience.ANSWER
+        self._emit(EventType.MESSAGE_STARTED, data | {"task": root_task(task)})
 
     def complete(
         self,
@@ -148,24 +167,33 @@ class MessageTranslation:
         usage: dict[str, int] | None,
         status: str = "complete",
         task: str | None = None,
+        is_work: bool = False,
     ) -> None:
         self._logged.add(message_id)
         self._ask(message_id, calls, task)
         data = {"message": message_id, "role": "assistant", "text": text, "tool_calls": calls, "usage": usage}
         self._emit(EventType.MESSAGE_COMPLETED, {**data, "status": status})
         self._count(message_count=1)
-        self.ends_with_text = bool(text.strip())  # until a call of it gets its result
-        self.ends_broken = not self.ends_with_text and any("error" in call for call in calls)
+        if is_work:
+            return
+        self._conversation.tell(message_id, text, root_task(task))
+        self.ends_broken = not text.strip() and any("error" in call for call in calls)
 
     # Callbacks
 
-    def llm_started(self, run_id: UUID, input_estimate: int, metadata: dict[str, Any] | None) -> None:
+    def llm_started(
+        self,
+        run_id: UUID,
+        input_estimate: int,
+        metadata: dict[str, Any] | None,
+        parent: UUID | None = None,
+    ) -> None:
         """An LLM call begins. ``metadata`` is the dictionary its chunks come with, None if none will."""
         if self._closed:
             return
         call = self.meter.start(run_id, input_estimate)
         if metadata is not None:
-            stream = _Stream(call, metadata)
+            stream = _Stream(call, metadata, self._steps.is_in_tool(parent, _task(metadata)))
             self._by_call[run_id] = self._streams[_message_key(run_id)] = stream
             self._streams.setdefault(id(metadata), stream)
 
@@ -218,6 +246,16 @@ class MessageTranslation:
         if whole.startswith(told):
             stream.cleaning = CleanStream()
             self._tell(stream, whole[len(told) :])
+
+
+def _task(metadata: dict[str, Any]) -> str | None:
+    """The task of the graph that made a message, by the namespace of its checkpoints."""
+    return metadata.get("langgraph_checkpoint_ns")
+
+
+def root_task(task: str | None) -> str | None:
+    """The root graph's task in which this one runs, by the namespace of its checkpoints."""
+    return task.partition("|")[0] if task else None
 
 
 def _message_key(run_id: UUID) -> str:

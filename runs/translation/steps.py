@@ -1,4 +1,4 @@
-"""Which tasks of a graph have begun and ended, to tell what cannot have begun.
+"""Which tasks of a graph have begun and ended, to tell what cannot have begun and what runs inside a tool.
 
 A plain node may run tools where nobody sees it. But a call cannot have begun as long as nothing has begun
 behind the task whose message asks for it.
@@ -16,16 +16,35 @@ class GraphSteps:
         self._begun: dict[str, int] = {}  # how many had begun when it began
         self._ended: dict[str, int] = {}  # how many had begun when it ended
         self._open: dict[UUID, str] = {}  # by the id of the outermost chain of the task
+        self._in_tools: set[UUID] = set()  # executions of tools, and of chains that run inside one
+        self._tool_tasks: set[str] = set()  # tasks of graphs that a tool runs
 
-    def began(self, chain: UUID, metadata: Mapping[str, Any]) -> None:
+    def began(self, chain: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
         """A chain begins; the first one of a task is the task's own."""
+        if parent in self._in_tools:
+            self._in_tools.add(chain)
         task = metadata.get("langgraph_checkpoint_ns")
         if isinstance(task, str) and task not in self._begun:
             self._begun[task] = len(self._begun)
             self._open[chain] = task
+            if parent in self._in_tools:
+                self._tool_tasks.add(task)
+
+    def tool_began(self, execution: UUID) -> None:
+        """A tool begins."""
+        self._in_tools.add(execution)
+
+    def tool_ended(self, execution: UUID) -> None:
+        """A tool has come to its end."""
+        self._in_tools.discard(execution)
+
+    def is_in_tool(self, parent: UUID | None, task: str | None = None) -> bool:
+        """Whether what this chain calls, or this task does, is done by a tool."""
+        return parent in self._in_tools or task in self._tool_tasks
 
     def ended(self, chain: UUID) -> None:
         """A chain has come to its end."""
+        self._in_tools.discard(chain)
         if (task := self._open.pop(chain, None)) is not None:
             self._ended[task] = len(self._begun)
 

@@ -257,6 +257,7 @@ class ToolTranslation:
         call_id = clean(call_id)
         now = time.monotonic()
         self._executions[run_id] = (call_id, now)
+        self.steps.tool_began(run_id)
         self._nodes[call_id] = node
         self._ends.pop(call_id, None)
         self.open[call_id] = now
@@ -278,6 +279,7 @@ class ToolTranslation:
         if (execution := self._executions.pop(run_id, None)) is None:
             return None
         call_id, since = execution
+        self.steps.tool_ended(run_id)
         self.open.pop(call_id, None)
         if not isinstance(error, GraphBubbleUp):  # that one asks the user something, and goes on afterwards
             duration_ms = int((time.monotonic() - since) * 1000)

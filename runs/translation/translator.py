@@ -1,7 +1,7 @@
 """LangGraph's chunks into the events of the durable log, and into counts, for any graph.
 
-Takes ``astream(..., stream_mode=["messages", "updates", "tools", "custom"], subgraphs=True)`` as it comes;
-neither tools nor models are wrapped. What the log says follows from these rules:
+Takes ``astream(..., stream_mode=["messages", "updates", "values", "tools", "custom"], subgraphs=True)`` as it
+comes; neither tools nor models are wrapped. What the log says follows from these rules:
 
 - An assistant message starts with its first text, so a call that is cut while it is still being spelled out
   leaves nothing behind. The text that was told is the text of ``message.completed``.
@@ -29,6 +29,7 @@ from runs.log.transcript import closing_note, note_id
 from runs.states import EventType, RunStatus
 from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
+from runs.translation.conversation import Conversation, Told
 from runs.translation.messages import MessageTranslation
 from runs.translation.tool_gate import Mark
 from runs.translation.tools import CallState, Kept, ToolTranslation
@@ -54,7 +55,7 @@ class LoggedBefore:
     messages: frozenset[str] = frozenset()  # ids of completed assistant messages
     calls: tuple[CallState, ...] = ()  # in the order of the log
     kept: Mapping[str, Kept] = field(default_factory=dict)  # what calls have given, by their ids
-    ends_with_text: bool = False  # the turn's last message so far is an assistant's text without calls
+    told: Mapping[str, Told] = field(default_factory=dict)  # messages that count as answers, by their ids
 
 
 class Translator:
@@ -82,10 +83,11 @@ class Translator:
         self._log_updates = log_updates
         self._log_custom = log_custom
         self._closed = False
+        self.conversation = Conversation(emitter.emit, self._in_state, known.told)
         self.tools = ToolTranslation(
             emitter.emit,
             emitter.count,
-            self._result_told,
+            self.conversation.result_told,
             known.calls,
             on_return=on_result,
             kept=known.kept,
@@ -95,8 +97,9 @@ class Translator:
             emitter.emit,
             emitter.count,
             self.tools.ask,
+            steps=self.tools.steps,
+            conversation=self.conversation,
             logged=known.messages,
-            ends_with_text=known.ends_with_text,
         )
         self.handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
         self.errors = self.handler.errors  # what broke so far
@@ -109,6 +112,13 @@ class Translator:
                 self.tools.recover(message)
             elif isinstance(message, AIMessage):
                 self.messages.feed_whole(namespace, None, message)
+
+    def _in_state(self, message: BaseMessage) -> None:
+        """Log a message that a step put into the state, if nothing of the stream has told it."""
+        if isinstance(message, ToolMessage):
+            self.tools.result((), None, message)
+        elif isinstance(message, AIMessage):
+            self.messages.feed_whole((), None, message)
 
     def feed(self, namespace: tuple[str, ...], mode: str, payload: Any) -> None:
         """Take one chunk of the stream."""
@@ -127,12 +137,16 @@ class Translator:
                 self.tools.feed(namespace, payload)
         elif mode == "updates":
             self._feed_updates(namespace, payload)
+        elif mode == "values" and not namespace:
+            self.conversation.feed_state(payload)
         elif mode == "custom" and self._log_custom:
             self._emit(EventType.GRAPH_CUSTOM, {"namespace": list(namespace), "data": to_json(payload)})
 
     def _feed_updates(self, namespace: tuple[str, ...], update: Any) -> None:
         if not isinstance(update, dict):
             return
+        if not namespace:
+            self.conversation.feed_update(update)
         for node, data in update.items():
             if node == "__interrupt__":
                 self._ask(data)
@@ -151,9 +165,6 @@ class Translator:
         """Whether something of the turn has begun that did not raise ``error``. What asked begins again."""
         return self.messages.meter.begun > 0 or self.tools.began_beside(error)
 
-    def _result_told(self) -> None:
-        self.messages.ends_with_text = False
-
     # The end
 
     def close(self, status: RunStatus) -> None:
@@ -171,7 +182,7 @@ class Translator:
             return
         self.tools.close()
         message_id = note_id(self._run_id)
-        text = closing_note(status, is_answered=self.messages.ends_with_text)
+        text = closing_note(status, is_answered=self.conversation.ends_with_text)
         if text and not self.messages.has_logged(message_id):
             self.messages.start(message_id, None, ())  # without a delta: it is no token of the model's
             self.messages.complete(message_id, text, [], usage=None, status="interrupted")

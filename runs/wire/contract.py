@@ -10,6 +10,7 @@ from typing import Annotated, Any, NotRequired, TypeAlias
 from typing_extensions import TypedDict  # Pydantic needs this one before Python 3.12
 
 from runs.states import (
+    Audience,
     CancelOutcome,
     CancelSource,
     Effect,
@@ -226,12 +227,22 @@ class ToolCall(TypedDict):
     duration_ms: Count | None
 
 
+_Audience: TypeAlias = Annotated[
+    str,
+    Keywords(
+        enum=Audience.values,
+        description="answer: it belongs to the conversation. work: it is how the answer came about.",
+    ),
+]
+
+
 class Message(TypedDict):
     id: GraphId | None
     run: Id | None
     role: Annotated[str, Keywords(enum=["user", "assistant", "system"])]
     text: str
     status: Annotated[str, Keywords(enum=["complete", "interrupted", "streaming"])]
+    audience: _Audience
     tool_calls: list[ToolCall]
     usage: Usage | None
     at: Time | None
@@ -287,6 +298,9 @@ class MessageStarted(TypedDict):
     role: _Assistant
     node: Node | None
     namespace: Namespace
+    audience: NotRequired[_Audience]
+    """Not in older logs."""
+    task: NotRequired[Annotated[str | None, Keywords(description="The step of the graph that made it.")]]
 
 
 class MessageDelta(TypedDict):
@@ -313,6 +327,14 @@ class MessageCompleted(TypedDict):
     tool_calls: list[RequestedToolCall]
     usage: Usage | None
     status: Annotated[str, Keywords(enum=["complete", "interrupted"])]
+
+
+class MessageChanged(TypedDict):
+    """What is known better of a message that was told. What is absent stays as it was."""
+
+    message: GraphId
+    text: NotRequired[Annotated[str, Keywords(description="What the graph made of its text.")]]
+    audience: NotRequired[_Audience]
 
 
 class ToolStarted(TypedDict):
@@ -396,6 +418,7 @@ EVENTS: dict[EventType, type] = {
     EventType.MESSAGE_STARTED: MessageStarted,
     EventType.MESSAGE_DELTA: MessageDelta,
     EventType.MESSAGE_COMPLETED: MessageCompleted,
+    EventType.MESSAGE_CHANGED: MessageChanged,
     EventType.TOOL_STARTED: ToolStarted,
     EventType.TOOL_PROGRESS: ToolProgress,
     EventType.TOOL_COMPLETED: ToolCompleted,

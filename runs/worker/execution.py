@@ -25,6 +25,7 @@ from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.log import tool_calls
 from runs.log.writer import EventWriter
+from runs.memory import amendments
 from runs.memory.checkpoints import Checkpoints
 from runs.memory.checkpoints.saver import FencedSaver
 from runs.models import Run
@@ -45,7 +46,7 @@ without_checkpoints.allow()
 P = ParamSpec("P")
 T = TypeVar("T")
 
-STREAM_MODES: Any = ["messages", "updates", "tools", "custom"]  # its type lacks "tools"
+STREAM_MODES: Any = ["messages", "updates", "values", "tools", "custom"]  # its type lacks "tools"
 
 # Seconds between two looks at the limits of a running turn.
 _LIMITS_INTERVAL = 0.5
@@ -141,8 +142,11 @@ class Execution:
             self._graph = agent.graph_on(self._saver)
             if self._fenced:
                 raise Fenced  # before the repair of earlier turns, which writes checkpoints
-            given, saved = await _retry_while_away(graph_input.begin, self._graph, turn)
-            for namespace, messages in saved:
+            # Before the graph, which may remove or rewrite what only its checkpoint has.
+            await _retry_while_away(amendments.complete, self.run.session)
+            start = await _retry_while_away(graph_input.begin, self._graph, turn)
+            self._translator.conversation.go_on(start.open_tasks)
+            for namespace, messages in start.saved:
                 self._translator.recover(namespace, messages)
         except AgentMismatch as error:
             return Ending(RunStatus.FAILED, Failure(ErrorCode.INTERNAL, error.message))
@@ -155,7 +159,8 @@ class Execution:
         context.run(callbacks.current.set, self._translator.handler)
         gate = tool_gate.ToolGate(self._translator.tools, self.token, self._log.flush)
         context.run(tool_gate.gate.set, gate)
-        graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
+        stream = self._stream(start.input)
+        graph_task = asyncio.create_task(stream, name=f"graph {self.run.id}", context=context)
         limits = asyncio.create_task(self._keep_limits(), name=f"limits {self.run.id}")
         try:
             first: set[asyncio.Future[Any]] = {graph_task, limits, self._stop}

@@ -1,7 +1,7 @@
 """What an execution needs to know of its turn and of those before it, and what the graph is given."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -18,12 +18,13 @@ from runs.log.transcript import Transcript
 from runs.memory import brought_messages, state_messages
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
-from runs.states import Resolution
+from runs.states import Audience, Resolution
+from runs.translation.conversation import Told
 from runs.translation.tools import CallState, Kept
 from runs.translation.translator import LoggedBefore, question_of
 
 # Messages, by the namespace of the graph that said them.
-SavedMessages: TypeAlias = list[tuple[state_messages.Namespace, list[BaseMessage]]]
+SavedMessages: TypeAlias = Sequence[tuple[state_messages.Namespace, list[BaseMessage]]]
 
 
 @dataclass(slots=True)
@@ -59,17 +60,23 @@ def read(run: Run) -> Transcript:
     return transcript.fold(run, RunEvent.objects.filter(run=run).order_by("seq"), resumed)
 
 
-async def begin(
-    graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext
-) -> tuple[Any, SavedMessages]:
-    """Bring the history into order before the turn's first step. May be repeated.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a graph is started."""
 
-    Returns what the graph is started with, and what the checkpoint holds of a turn that resumes.
-    """
+    input: Any  # the user's message, the answers, or nothing but its checkpoint
+    open_tasks: Collection[str] = ()  # of the root graph, in the checkpoint it goes on from
+    saved: SavedMessages = ()  # what the checkpoint holds of a turn that resumes
+
+
+async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Start:
+    """Bring the history into order before the turn's first step. May be repeated."""
     if turn.unrepaired:
         await repair_earlier(graph, turn)
-    given = await graph_input(graph, turn)
-    return given, await saved_messages(graph, turn) if turn.run.resumes_id is not None else []
+    start = await _start(graph, turn)
+    if turn.run.resumes_id is None:
+        return start
+    return replace(start, saved=await saved_messages(graph, turn))
 
 
 async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> None:
@@ -102,21 +109,21 @@ async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) ->
     await repair(graph, run.session_id, [said], brought=brought)
 
 
-async def graph_input(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Any:
-    """What the graph is started with: the user's message, the answers, or nothing but its checkpoint."""
+async def _start(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Start:
     run = turn.run
     message = HumanMessage(run.input, id=run.message_id)
     if not turn.continues and not turn.seed:
-        return {"messages": [message]}
+        return Start({"messages": [message]})
     state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
     stored = state_messages.messages_of(state)
     # One that continues may have died before its first checkpoint.
     if not turn.continues or not _has_begun(turn, stored):
-        return {"messages": [*brought_messages.to_prepend(turn.seed, stored), message]}
+        return Start({"messages": [*brought_messages.to_prepend(turn.seed, stored), message]})
     answers = await in_thread(_answers, run)
     asked = {interrupt.id for interrupt in state.interrupts}
     given = {question: value for question, value in answers.items() if question in asked}
-    return Command(resume=given) if given else None
+    open_tasks = [f"{task.name}:{task.id}" for task in state.tasks]
+    return Start(Command(resume=given) if given else None, open_tasks)
 
 
 async def pending_questions(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> list[dict[str, Any]]:
@@ -197,10 +204,14 @@ def _logged_before(run: Run, said: Transcript) -> LoggedBefore:
                 may_have_begun=not is_own and (call.started or call.may_have_begun),
             )
         )
-    last: Sequence[Any] = said.messages[-1:]
+    told = {
+        message.id: Told(message.text, any(call.was_answered for call in message.calls), message.task)
+        for message in said.messages
+        if message.audience == Audience.ANSWER and message.status != "streaming"
+    }
     return LoggedBefore(
         messages=frozenset(message.id for message in said.messages if message.status == "complete"),
         calls=tuple(calls),
         kept=kept,
-        ends_with_text=bool(last) and bool(last[0].text) and not last[0].calls,
+        told=told,
     )

@@ -9,7 +9,7 @@ import { StopControl } from "./stop.js";
 import { parseTurn, parseTurns, Transcript } from "./transcript.js";
 
 const ACTIVE = ["queued", "running", "waiting"];
-const RENDER_AFTER = ["message.completed", "run.waiting", "run.answered"];
+const RENDER_AFTER = ["message.completed", "message.changed", "run.waiting", "run.answered"];
 const TERMINAL = { "run.completed": "", "run.failed": "The turn failed.", "run.cancelled": "Stopped.", "run.interrupted": "Interrupted." };
 const CONNECTION = { live: "Live", reconnecting: "Reconnecting…", offline: "Offline" };
 const ACCEPTED_WITHIN = 5_000;
@@ -113,7 +113,7 @@ export class Conversation {
     this.cursor = { run: event.run, seq: event.seq };
     this.transcript.apply(event);
     if (event.type === "run.queued") this.#dropQueued(event.run);
-    if (event.type === "message.completed" && event.data.role === "assistant" && event.data.text) announce(event.data.text);
+    if (event.type === "message.completed" && event.data.text && this.transcript.isAnswer(event.data.message)) announce(event.data.text);
     if (event.type === "run.waiting") announce("The assistant asks you something.");
     if (event.type === "run.started" && (event.data.resumes || event.data.retries)) this.renderAllAtEnd = true;
     if (event.type in TERMINAL) {

@@ -24,6 +24,10 @@ export class Transcript {
     return this.list.querySelector(`[data-message="${CSS.escape(id)}"]`);
   }
 
+  isAnswer(id) {
+    return this.message(id)?.dataset.role === "assistant" && this.message(id).dataset.audience !== "work";
+  }
+
   apply({ run, type, data }) {
     if (type === "message.delta") return this.#later(run, data);
     this.draw();
@@ -159,7 +163,11 @@ const HANDLERS = {
     if (data.retries) this.forget(data.retries);
   },
   "message.started"(run, data) {
-    if (data.role === "assistant") this.ensureMessage(run, data.message, data.role);
+    if (data.role === "assistant") this.ensureMessage(run, data.message, data.role).dataset.audience = data.audience;
+  },
+  "message.changed"(run, data) {
+    const message = this.message(data.message);
+    if (message && data.audience) message.dataset.audience = data.audience;
   },
   "message.completed"(run, data) {
     if (data.role !== "assistant") return;

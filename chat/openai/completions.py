@@ -2,8 +2,9 @@
 
 An agent may write several messages in one turn, before and after its tool calls. A client gets them as one
 text with an empty line between them, one after the other, in both forms. What models say on the way, to a
-tool, say, is no part of it. A stream may tell what turns out to be such work later. The events of tools come on chunks of their own. These
-have an empty delta and the event in the field ``turnkeeper``, which clients of OpenAI ignore.
+tool, say, is no part of it; but a stream may have told what later turns out to be such work. The events of
+tools come on chunks of their own. These have an empty delta and the event in the field ``turnkeeper``, which
+clients of OpenAI ignore.
 """
 
 import json
@@ -158,7 +159,7 @@ class Completion:
         return self._untold()
 
     def _untold(self) -> str:
-        """What can be told now: a message that has begun meanwhile waits until the one before it is complete."""
+        """What can be told now. A message that has begun waits until the one before it is complete."""
         told: list[str] = []
         for answer in self._answers.values():
             if not answer.is_work:

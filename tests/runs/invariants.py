@@ -220,8 +220,9 @@ class Truths:
 
     def books_are_true(self, run: Run, log: list[RunEvent]) -> None:
         expected = self.counted[run.id]
-        # Each call that is closed at the end of a run is a message of it, too, and so is the note behind it.
-        closed = sum(event.type == EventType.TOOL_CANCELLED or is_note(run, event) for event in log)
+        # Each call that is closed at the end of a run is a message of it, too, and so are the messages that
+        # the lifecycle closes, and the note behind them.
+        closed = sum(event.type == EventType.TOOL_CANCELLED or is_closed_message(event) for event in log)
         used: Mapping[str, Any] = statistics.of_run(run)
         counts = {
             "message_count": expected["message_count"] + closed,
@@ -370,8 +371,9 @@ def row(run: Run) -> dict[str, Any]:
     }
 
 
-def is_note(run: Run, event: RunEvent) -> bool:
-    return event.type == EventType.MESSAGE_COMPLETED and event.data["message"] == transcript.note_id(run.id)
+def is_closed_message(event: RunEvent) -> bool:
+    """Whether the lifecycle has written it: the executions here complete theirs."""
+    return event.type == EventType.MESSAGE_COMPLETED and event.data.get("status") == "interrupted"
 
 
 def undecided(runs: Sequence[Run]) -> list[Run]:

@@ -108,7 +108,7 @@ def of(run: Run, cancellations: Sequence[Cancellation], now: datetime) -> Timeli
 def _bounds(run: Run) -> Iterator[Bound]:
     events = RunEvent.objects.filter(run=run, type__in=_BOUNDS).order_by("seq")
     keys = {
-        "message_key": KT("data__message"),
+        "said_key": KT("data__message"),
         "call_key": KT("data__tool_call"),
         "name_key": KT("data__name"),
         "role_key": KT("data__role"),

@@ -25,6 +25,7 @@ from tests.fakes import Round, Silence, call, fan_out_graph, say
 from tests.runs.harness import open_harness
 from tests.runs.waiting import at_rest, log_of, terminal, until
 
+TOLD = (EventType.MESSAGE_DELTA, {"message": "m", "text": "word"})
 DELTA = (EventType.MESSAGE_DELTA, '{"message":"m","text":"word"}')
 
 
@@ -55,7 +56,9 @@ def test_a_batch_of_many_runs_adds_to_each_its_own(claimed):
     logs = claimed(12)  # two of each kind of growth, of which each is one statement
     before = {log.run_id: Run.objects.get(id=log.run_id).last_seq for log in logs}
     parts = [
-        writer._Part(log, [], Counter(open_output_tokens=n % 2), [], [], [DELTA] * (1 + n % 3))
+        writer._Part(
+            log, [TOLD] * (1 + n % 3), Counter(open_output_tokens=n % 2), [], [], [DELTA] * (1 + n % 3)
+        )
         for n, log in enumerate(logs)
     ]
     with CaptureQueriesContext(connection) as queries:
@@ -75,7 +78,7 @@ def test_a_batch_larger_than_a_statement_is_written_whole(claimed, monkeypatch):
     monkeypatch.setattr("runs.log.events._ROWS", 4)
     (log,) = claimed(1)
     before = Run.objects.get(id=log.run_id).last_seq
-    writer._commit([writer._Part(log, [], Counter(), [], [], [DELTA] * 10)], False)
+    writer._commit([writer._Part(log, [TOLD] * 10, Counter(), [], [], [DELTA] * 10)], False)
     run = Run.objects.get(id=log.run_id)
     assert run.last_seq == before + 10
     assert RunEvent.objects.filter(run=run).count() == run.last_seq

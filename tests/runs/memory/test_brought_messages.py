@@ -105,14 +105,14 @@ async def test_a_turn_cancelled_before_its_first_checkpoint_leaves_the_seed_in_t
     from runs.worker import graph_input
 
     loading, go_on = asyncio.Event(), asyncio.Event()
-    give = graph_input.graph_input
+    give = graph_input._start
 
     async def slowly(*args):
         loading.set()
         await go_on.wait()
         return await give(*args)
 
-    monkeypatch.setattr(graph_input, "graph_input", slowly)
+    monkeypatch.setattr(graph_input, "_start", slowly)
     run_id = await begin(harness)
     await loading.wait()
     await harness.cancel(run_id)

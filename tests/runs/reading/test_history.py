@@ -1,10 +1,18 @@
-"""What everybody is shown of a session: the same words before and after the end, and after a repair."""
+"""What everybody is shown of a session: what its log says, whatever the graph remembers."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from django.db import connection
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    messages_to_dict,
+)
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
@@ -13,9 +21,10 @@ from runs.foundation.database import in_thread
 from runs.log import transcript
 from runs.log.tool_calls import project
 from runs.memory.repair import repair
-from runs.models import Run, RunEvent, Session, ToolCall
+from runs.models import Run, RunEvent, Seed, Session, ToolCall
 from runs.reading import history
 from runs.states import TERMINAL, TERMINAL_EVENT, Effect, EventType, Resolution, RunStatus
+from runs.wire import contract
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -71,7 +80,10 @@ class Conversation:
         return (await self.graph.aget_state(self.config)).values.get("messages", [])
 
     async def read(self, **page: Any) -> list[dict[str, Any]]:
-        return (await history.read_messages(self.graph, self.session, **page))["messages"]
+        return (await self.found(**page))["messages"]
+
+    async def found(self, **page: Any) -> dict[str, Any]:
+        return await in_thread(lambda: history.read_messages(self.session, **page))
 
 
 @pytest.fixture
@@ -97,6 +109,10 @@ def completed(message: str, text: str, *calls: str, status: str = "complete") ->
     usage = {"input_tokens": 3, "output_tokens": 5} if status == "complete" else None
     data = {"message": message, "role": "assistant", "text": text, "tool_calls": asked, "usage": usage}
     return EventType.MESSAGE_COMPLETED, data | {"status": status}
+
+
+def changed(message: str, **what: str) -> tuple[str, dict[str, Any]]:
+    return EventType.MESSAGE_CHANGED, {"message": message, **what}
 
 
 def tool_started(call: str, message: str) -> tuple[str, dict[str, Any]]:
@@ -137,14 +153,12 @@ def shown(messages: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     return [(message["role"], message["text"], message["status"]) for message in messages]
 
 
-async def test_a_turn_reads_the_same_from_its_log_and_from_the_checkpoint(conversation):
-    run = await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=False)
-    await conversation.store(*stored_answer())
+async def test_a_turn_is_read_from_its_log(conversation):
+    run = await in_thread(conversation.run, RunStatus.COMPLETED, *answered())
     from_log = await conversation.read()
-    await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
-    assert await conversation.read() == from_log
     assert [message["id"] for message in from_log] == ["u1", "m1", "m2"]
     assert from_log[1] == {
+        "audience": "answer",
         "id": "m1",
         "run": str(run.id),
         "role": "assistant",
@@ -206,8 +220,7 @@ async def test_an_active_turn_is_read_from_its_log_as_far_as_its_last_seq(conver
     active = await in_thread(
         conversation.run, RunStatus.RUNNING, started("m3"), delta("m3", "one "), delta("m3", "two")
     )
-    await conversation.store(*stored_answer(), HumanMessage("question 2", id="u2"))
-    found = await history.read_messages(conversation.graph, conversation.session)
+    found = await conversation.found()
     assert shown(found["messages"])[-2:] == [
         ("user", "question 2", "complete"),
         ("assistant", "one two", "streaming"),
@@ -220,14 +233,14 @@ async def test_a_queued_turn_comes_last_and_the_one_before_it_is_followed(conver
     first = await in_thread(conversation.run, RunStatus.RUNNING, queue_place=5)
     await in_thread(conversation.run, RunStatus.QUEUED, queue_place=6)
     await in_thread(conversation.run, RunStatus.QUEUED, queue_place=-1)
-    found = await history.read_messages(conversation.graph, conversation.session)
+    found = await conversation.found()
     assert [message["id"] for message in found["messages"]] == ["u1", "u3", "u2"]
     assert found["run_id"] == first.id
 
 
 async def test_an_accepted_message_is_in_the_history_while_nobody_has_taken_it(conversation):
     queued = await in_thread(conversation.run, RunStatus.QUEUED)
-    found = await history.read_messages(conversation.graph, conversation.session)
+    found = await conversation.found()
     assert shown(found["messages"]) == [("user", "question 1", "complete")]
     assert (found["run_id"], found["last_seq"]) == (queued.id, 1)
 
@@ -257,15 +270,7 @@ async def test_a_resumed_run_and_its_successor_are_one_turn_without_the_supersed
         ("m3", str(resumed.id)),
     ]
     await in_thread(conversation.log, resumed, completed("m3", "Here it is."))
-    await in_thread(
-        Run.objects.filter(id=resumed.id).update, status="completed", finished_at=BEGIN, repaired=True
-    )
-    await conversation.store(
-        HumanMessage("question 1", id="u1"),
-        asking("m1", "c1", text="Let me look."),
-        ToolMessage("real c1", tool_call_id="c1", id="t1"),
-        AIMessage("Here it is.", id="m3"),
-    )
+    await in_thread(Run.objects.filter(id=resumed.id).update, status="completed", finished_at=BEGIN)
     after = await conversation.read()
     assert [(message["id"], message["run"]) for message in after] == [
         (message["id"], message["run"]) for message in messages
@@ -273,60 +278,22 @@ async def test_a_resumed_run_and_its_successor_are_one_turn_without_the_supersed
     assert after[:2] == messages[:2]
 
 
-async def test_a_retried_turn_is_not_shown_even_before_it_has_left_the_checkpoint(conversation):
-    await in_thread(
-        conversation.run, RunStatus.COMPLETED, *answered(), resolution=Resolution.RETRIED, repaired=False
-    )
+async def test_a_retried_turn_is_not_shown(conversation):
+    await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), resolution=Resolution.RETRIED)
     await in_thread(conversation.run, RunStatus.QUEUED)
-    await conversation.store(*stored_answer())
     assert shown(await conversation.read()) == [("user", "question 2", "complete")]
 
 
-async def test_a_retry_during_the_read_is_noticed(conversation):
-    run = await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=True)
-    await conversation.store(*stored_answer())
-    reads = []
-    original = conversation.graph.aget_state
-
-    async def retried_meanwhile(config: Any) -> Any:
-        state = await original(config)
-        if not reads:
-            await in_thread(
-                Run.objects.filter(id=run.id).update, resolution=Resolution.RETRIED, repaired=False
-            )
-        reads.append(state)
-        return state
-
-    conversation.graph.aget_state = retried_meanwhile
-    assert await conversation.read() == []
-    assert len(reads) == 2
-
-
-async def test_a_run_that_ends_during_the_read_is_shown_once(conversation):
-    run = await in_thread(conversation.run, RunStatus.RUNNING, *answered())
-    await conversation.store(*stored_answer()[:1])
-    original = conversation.graph.aget_state
-
-    async def ended_meanwhile(config: Any) -> Any:
-        await conversation.store(*stored_answer()[1:])
-        await in_thread(
-            Run.objects.filter(id=run.id).update, status="completed", finished_at=BEGIN, repaired=True
-        )
-        return await original(config)
-
-    conversation.graph.aget_state = ended_meanwhile
-    assert [message["id"] for message in await conversation.read()] == ["u1", "m1", "m2"]
-
-
-async def test_messages_from_elsewhere_have_no_run_and_system_messages_are_shown(conversation):
-    await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=True)
+async def test_what_a_client_brought_along_comes_first_and_is_of_no_run(conversation):
     old = [
         SystemMessage("be kind", id="s"),
         HumanMessage("old", id="o"),
         asking("x", "y"),
+        ToolMessage("yes", tool_call_id="y", id="z"),
         AIMessage("hm", id="h"),
     ]
-    await conversation.store(*old, *stored_answer())
+    await in_thread(Seed.objects.create, session=conversation.session, messages=messages_to_dict(old))
+    await in_thread(conversation.run, RunStatus.COMPLETED, *answered())
     messages = await conversation.read()
     assert shown(messages)[:4] == [
         ("system", "be kind", "complete"),
@@ -335,13 +302,76 @@ async def test_messages_from_elsewhere_have_no_run_and_system_messages_are_shown
         ("assistant", "hm", "complete"),
     ]
     assert [(message["run"], message["at"]) for message in messages[:4]] == [(None, None)] * 4
-    assert messages[2]["tool_calls"][0]["effect"] == "none"
+    assert messages[2]["tool_calls"][0]["result"] == "yes"
+    assert await conversation.read(before="h", limit=2) == messages[1:3]
+    assert await conversation.read(before="s") == []
+
+
+async def test_work_is_shown_to_who_asks_for_it_and_is_no_answer(conversation):
+    await in_thread(
+        conversation.run,
+        RunStatus.COMPLETED,
+        *(
+            started("w"),
+            completed("w", "to the left"),
+            (EventType.MESSAGE_CHANGED, {"message": "w", "audience": "work"}),
+        ),
+        *(
+            started("m"),
+            completed("m", "The secret."),
+            (EventType.MESSAGE_CHANGED, {"message": "m", "text": "The ***."}),
+        ),
+    )
+    assert [message["text"] for message in await conversation.read()] == ["question 1", "The ***."]
+    everything = await conversation.read(audience=None)
+    assert [(message["text"], message["audience"]) for message in everything] == [
+        ("question 1", "answer"),
+        ("to the left", "work"),
+        ("The ***.", "answer"),
+    ]
+    assert await conversation.read(before="w") == everything[:1]
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+async def test_a_page_costs_the_same_in_a_session_of_any_length(conversation, has_keys):
+    """The rows that a page reads, and no more: older turns are not even looked at."""
+
+    def fill() -> None:
+        for number in range(60):
+            message = f"m{number}"
+            conversation.run(RunStatus.COMPLETED, started(message), completed(message, f"answer {number}"))
+        if not has_keys:
+            RunEvent.objects.update(message_key=None)  # as in older logs
+
+    await in_thread(fill)
+    read: list[str] = []
+
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        read.append(sql)
+        return execute(sql, params, many, context)
+
+    def page(before: str) -> list[contract.Message]:
+        with connection.execute_wrapper(count):
+            return history.read_messages(conversation.session, limit=4, before=before)["messages"]
+
+    late = await in_thread(page, "m50")
+    first = len(read)
+    assert [message["text"] for message in late][:2] == ["answer 48", "question 50"]
+    early = await in_thread(page, "m10")
+    assert len(early) == 4
+    assert len(read) == 2 * first
+
+
+async def test_an_older_log_whose_message_has_no_end_is_read_with_its_pieces(conversation):
+    await in_thread(
+        conversation.run, RunStatus.INTERRUPTED, started("m"), delta("m", "one "), delta("m", "two")
+    )
+    assert shown(await conversation.read())[-1] == ("assistant", "one two", "interrupted")
 
 
 async def test_pages_go_back_from_a_message(conversation):
-    await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=True)
+    await in_thread(conversation.run, RunStatus.COMPLETED, *answered())
     await in_thread(conversation.run, RunStatus.RUNNING, started("m3"), delta("m3", "one"))
-    await conversation.store(*stored_answer())
     whole = await conversation.read()
     assert await conversation.read(limit=2) == whole[-2:]
     assert await conversation.read(limit=2, before=whole[-2]["id"]) == whole[-4:-2]
@@ -374,5 +404,5 @@ async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_
 
 
 async def test_a_session_without_anything_has_an_empty_history(conversation):
-    found = await history.read_messages(conversation.graph, conversation.session)
+    found = await conversation.found()
     assert found == {"messages": [], "run_id": None, "last_seq": 0}

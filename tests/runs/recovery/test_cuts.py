@@ -180,7 +180,11 @@ async def test_a_database_that_is_away_while_the_history_is_brought_into_order_i
 @pytest.mark.parametrize("last", [None, "tool.started"])
 @pytest.mark.parametrize("decision", ["resume", "dismiss"])
 async def test_a_checkpoint_newer_than_the_log(harness, servers, monkeypatch, last, decision):
-    """The log is written after the fact: the last moments before a crash may be in the checkpoint alone."""
+    """The log is written after the fact: the last moments before a crash may be in the checkpoint alone.
+
+    A run that goes on logs them. If none does, the model knows more than people were told, and nobody is told
+    that a call had no effect.
+    """
     harness.script.add(call("mark", x="1"), Round(Hold("second"), text("Never said.")))
     emit, count = RunLog.emit, RunLog.count
     logged = []
@@ -220,10 +224,13 @@ async def test_a_checkpoint_newer_than_the_log(harness, servers, monkeypatch, la
 
     assert harness.marks.read() == ["1"]
     history = await harness.history()
-    assert [m["text"] for m in history][:2] == ["go", ""]
-    [told] = history[1]["tool_calls"]
-    assert (told["status"], told["result"], told["effect"]) == ("completed", "marked 1", "done")
-    if decision == "resume":
+    calls = [call for message in history for call in message["tool_calls"]]
+    if decision == "dismiss":
+        assert history[0]["text"] == "go"
+        assert [call["effect"] for call in calls][:1] == (["unknown"] if last else [])
+    else:
+        told = calls[0]
+        assert (told["status"], told["result"], told["effect"]) == ("completed", "marked 1", "done")
         assert [m["text"] for m in history] == ["go", "", "All right."]
         assert (await snapshot(harness))["statistics"]["tool_calls"] == 1
         await harness.assert_sendable()

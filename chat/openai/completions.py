@@ -77,10 +77,15 @@ class Completion:
             raise self._failed(error) from None
         finally:
             self._connection.close()
-        texts = [answer.text for answer in self._answers.values() if not answer.is_work and answer.text]
-        message = {"role": "assistant", "content": "\n\n".join(texts), "refusal": None}
+        message = {"role": "assistant", "content": self.content, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
         return self._shape("chat.completion", [choice]) | {"usage": self._usage()}
+
+    @property
+    def content(self) -> str:
+        """All answers so far."""
+        texts = [answer.text for answer in self._answers.values() if not answer.is_work and answer.text]
+        return "\n\n".join(texts)
 
     async def chunks(self, *, include_usage: bool) -> AsyncIterator[str]:
         """The body of an event stream. An answer that fails ends with an error in place of ``[DONE]``."""

@@ -1,11 +1,11 @@
-"""Retention: remove events from the logs of old runs whose texts other events have.
+"""Retention: remove events from the logs of old runs, whose texts other events have.
 
 ``message.delta`` and ``tool.progress`` are removed: ``message.completed`` has the whole text. Every ``seq``
 stays, and ``Run.compacted_to`` is the last one that was removed. A client with an earlier cursor gets
 CursorGone.
 
-Two kinds of runs are left alone: unrepaired ones, whose history is still read from the log, and those that
-were cut off in the middle of a message, whose text only the deltas have.
+No log needs the pieces of its messages once the run has ended. Some logs of older versions do, of runs that
+were lost in the middle of a message. These are left alone.
 
 It may run beside a working system, also in two processes at once. Each batch is a short transaction that
 checks its runs again. After each it pauses as long as the batch took, so that turns keep half of the time for
@@ -50,8 +50,8 @@ def compact(before: datetime, batch: int, *, dry_run: bool = False) -> Iterator[
 
 
 def compactable() -> QuerySet[Run]:
-    """Runs whose log may be compacted: their history is in the checkpoint."""
-    return Run.objects.filter(compacted_to=None, status__in=TERMINAL, repaired=True)
+    """Runs whose log may be compacted."""
+    return Run.objects.filter(compacted_to=None, status__in=TERMINAL)
 
 
 def _batches(before: datetime, batch: int) -> Iterator[list[UUID]]:

@@ -142,10 +142,14 @@ class Transcript:
     status: RunStatus | None  # how the last run ended; None while it is active
 
     @property
+    def answers(self) -> list[Message]:
+        """What was said to the user."""
+        return [message for message in self.messages if message.audience == Audience.ANSWER]
+
+    @property
     def has_answer(self) -> bool:
         """Whether its last answer is an assistant's, with text and without calls."""
-        answers = [message for message in self.messages if message.audience == Audience.ANSWER]
-        last = answers[-1] if answers else None
+        last = self.answers[-1] if self.answers else None
         return last is not None and last.role == "assistant" and not last.calls and bool(last.text.strip())
 
     @property

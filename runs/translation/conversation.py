@@ -14,6 +14,7 @@ from langchain_core.messages import BaseMessage, RemoveMessage
 
 from runs.foundation.values import clean, text_of
 from runs.states import Audience, EventType
+from runs.translation.steps import GraphSteps
 
 _MESSAGES = "messages"
 
@@ -38,14 +39,35 @@ class Conversation:
     def __init__(
         self,
         emit: Callable[[EventType, dict[str, Any]], None],
+        steps: GraphSteps,
         on_new: Callable[[BaseMessage], None],
         told: Mapping[str, Told],
     ) -> None:
         self._emit = emit
+        self._steps = steps
         self._on_new = on_new
         self._told = dict(told)
         self._in_state: set[str] | None = None  # ids of messages; None before the first state
         self._asks = False  # the graph asks the user, so the step in progress does not end
+
+    def begin(self, task: str | None) -> None:
+        """A message of this task is about to be told. The state of earlier steps was told before it.
+
+        A step that writes nothing has no state.
+        """
+        if task is not None:
+            self._end_steps()
+
+    def close(self, *, is_complete: bool) -> None:
+        """No chunk comes any more. ``is_complete``: the graph came to its end."""
+        self._end_steps(all_of_them=is_complete)
+
+    def _end_steps(self, *, all_of_them: bool = False) -> None:
+        if self._in_state is None or self._asks:  # the graph keeps no messages, or the step goes on later
+            return
+        for message_id, told in list(self._told.items()):
+            if told.task is not None and (all_of_them or self._steps.is_over(told.task)):
+                self._make_work(message_id)
 
     def tell(self, message_id: str, text: str, task: str | None) -> None:
         """A message that counts as an answer is complete in the log."""

@@ -154,6 +154,7 @@ class MessageTranslation:
         *,
         is_work: bool = False,
     ) -> None:
+        self._conversation.begin(task)
         data = {"message": message_id, "role": "assistant", "node": node, "namespace": list(namespace)}
         data["audience"] = Audience.WORK if is_work else Audience.ANSWER
         self._emit(EventType.MESSAGE_STARTED, data | {"task": root_task(task)})

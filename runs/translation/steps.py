@@ -18,6 +18,8 @@ class GraphSteps:
         self._open: dict[UUID, str] = {}  # by the id of the outermost chain of the task
         self._in_tools: set[UUID] = set()  # executions of tools, and of chains that run inside one
         self._tool_tasks: set[str] = set()  # tasks of graphs that a tool runs
+        self._numbers: dict[str, int] = {}  # the step of each task
+        self.latest = -1  # the latest step of the root graph in which a task has begun
 
     def began(self, chain: UUID, parent: UUID | None, metadata: Mapping[str, Any]) -> None:
         """A chain begins; the first one of a task is the task's own."""
@@ -27,8 +29,15 @@ class GraphSteps:
         if isinstance(task, str) and task not in self._begun:
             self._begun[task] = len(self._begun)
             self._open[chain] = task
+            self._numbers[task] = metadata.get("langgraph_step", -1)
+            if "|" not in task:
+                self.latest = max(self.latest, self._numbers[task])
             if parent in self._in_tools:
                 self._tool_tasks.add(task)
+
+    def is_over(self, task: str) -> bool:
+        """Whether this task of the root graph was in a step that has ended, since a later one has begun."""
+        return self._numbers.get(task, self.latest) < self.latest
 
     def tool_began(self, execution: UUID) -> None:
         """A tool begins."""

@@ -100,6 +100,8 @@ class ToolTranslation:
         count: Callable[..., None],
         on_result: Callable[[], None],
         known: Iterable[CallState],
+        *,
+        steps: GraphSteps,
         on_return: Callable[[str], None] = lambda call_id: None,
         kept: Mapping[str, Kept] | None = None,
         keep: Callable[[str, bytes], None] = lambda call_id, dumped: None,
@@ -113,7 +115,7 @@ class ToolTranslation:
         self._calls = {call.id: replace(call) for call in known}
         self._open_before = {call.id for call in self._calls.values() if call.started and not call.ended}
         self.gated_tools: Collection[str] = ()  # the tools whose starts are committed before they begin
-        self.steps = GraphSteps()
+        self.steps = steps
         self._executions: dict[UUID, tuple[str, float]] = {}
         self._by_hand: dict[str, str] = {}  # executions without a call id, to the ids of their calls
         self._nodes: dict[str, str | None] = {}  # of each call that an execution has begun

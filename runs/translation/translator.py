@@ -31,6 +31,7 @@ from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
 from runs.translation.conversation import Conversation, Told
 from runs.translation.messages import MessageTranslation
+from runs.translation.steps import GraphSteps
 from runs.translation.tool_gate import Mark
 from runs.translation.tools import CallState, Kept, ToolTranslation
 
@@ -83,12 +84,14 @@ class Translator:
         self._log_updates = log_updates
         self._log_custom = log_custom
         self._closed = False
-        self.conversation = Conversation(emitter.emit, self._in_state, known.told)
+        steps = GraphSteps()
+        self.conversation = Conversation(emitter.emit, steps, self._in_state, known.told)
         self.tools = ToolTranslation(
             emitter.emit,
             emitter.count,
             self.conversation.result_told,
             known.calls,
+            steps=steps,
             on_return=on_result,
             kept=known.kept,
             keep=emitter.keep,
@@ -97,7 +100,7 @@ class Translator:
             emitter.emit,
             emitter.count,
             self.tools.ask,
-            steps=self.tools.steps,
+            steps=steps,
             conversation=self.conversation,
             logged=known.messages,
         )
@@ -178,6 +181,7 @@ class Translator:
         if not self._closed:
             self._closed = True
             self.messages.close()
+            self.conversation.close(is_complete=status == RunStatus.COMPLETED)
         if status == RunStatus.WAITING:
             return
         self.tools.close()

@@ -8,6 +8,7 @@ from runs.errors import AgentMismatch, NotFound
 from runs.foundation.database import in_thread
 from runs.foundation.limits import TITLE_LIMIT
 from runs.lifecycle import titles
+from runs.log import transcript
 from runs.models import Run, RunEvent
 from runs.states import EventType, Origin, RunStatus, TitleSource
 
@@ -37,6 +38,6 @@ def _first_answer(run_id: UUID) -> tuple[str, str] | None:
         return None
     if run.session.origin == Origin.API:  # such a session is in no list, and nobody would see the title
         return None
-    answers = RunEvent.objects.filter(run=run, type=EventType.MESSAGE_COMPLETED).order_by("-seq")
-    last = answers.first()
-    return (run.input, last.data["text"]) if last is not None and last.data["text"] else None
+    log = RunEvent.objects.filter(run=run).exclude(type=EventType.MESSAGE_DELTA).order_by("seq")
+    answers = transcript.fold(run, log).answers
+    return (run.input, answers[-1].text) if answers and answers[-1].text else None

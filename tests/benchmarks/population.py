@@ -125,6 +125,7 @@ class _Filler:
                 "cancellation_revision": "0",
                 "last_position": str(RUNS_PER_SESSION),
                 "last_line": str(RUNS_PER_SESSION),
+                "history_in_log": "1" if self.is_sqlite else "true",
             },
             self._series("n", self.sessions),
         )

@@ -5,6 +5,7 @@ from typing import Any
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.tools import tool
+from langgraph.graph import START, MessagesState
 from langgraph.graph.state import StateGraph
 from langgraph.types import interrupt
 
@@ -69,3 +70,22 @@ def build_reviewed() -> StateGraph[Any]:
     allowed: Any = {"allowed_decisions": ["approve", "reject"]}
     middleware = HumanInTheLoopMiddleware({"send_mail": True, "delete_mail": allowed})
     return create_agent(chat_model(), [send_mail, delete_mail, book, plan], middleware=[middleware]).builder
+
+
+@agent(title="Routed")
+def build_routed() -> StateGraph[Any]:
+    """Asks the model where to go, and keeps nothing of it."""
+    model = chat_model()
+
+    async def route(state: MessagesState) -> None:
+        await model.ainvoke(state["messages"])
+
+    async def reply(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph: StateGraph[Any] = StateGraph(MessagesState)
+    graph.add_node("route", route)
+    graph.add_node("reply", reply)
+    graph.add_edge(START, "route")
+    graph.add_edge("route", "reply")
+    return graph

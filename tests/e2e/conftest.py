@@ -87,7 +87,8 @@ def running_server(provider: RemoteProvider, data: Path, port: int = 0) -> Itera
         "PORT": str(port),
         "SECRET_KEY": "",
         "AGENTS": (
-            '{"assistant": "tests.e2e.agent:build_graph", "reviewed": "tests.e2e.agent:build_reviewed"}'
+            '{"assistant": "tests.e2e.agent:build_graph", "reviewed": "tests.e2e.agent:build_reviewed",'
+            ' "routed": "tests.e2e.agent:build_routed"}'
         ),
         MARKS_VARIABLE: str(data / "marks"),
         "AGENT_MODEL": "openai:scripted",

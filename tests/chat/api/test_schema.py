@@ -254,4 +254,15 @@ class TestWhatRunsSay:
         check("History", (await call(alice, "GET", f"sessions/{session}/history/?render=html")).json())
         check("Session", (await call(alice, "GET", f"sessions/{session}/")).json())
         check("SessionPage", (await call(alice, "GET", "sessions/")).json())
-        assert seen == set(EventType.values)
+        assert seen == set(EventType.values) - {"message.changed"}  # this agent keeps all that it says
+        changed = {"message": "m", "audience": "work", "text": "What it became."}
+        check(
+            "Event",
+            {
+                "run": asked,
+                "seq": 3,
+                "type": "message.changed",
+                "data": changed,
+                "at": "2026-01-01T00:00:00Z",
+            },
+        )

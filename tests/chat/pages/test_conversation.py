@@ -79,6 +79,30 @@ async def test_one_turn_is_rendered_as_the_page_renders_it(as_alice, alice, mode
     assert token.sub("", turn).strip() in token.sub("", page)
 
 
+async def test_work_is_folded_away_and_the_answer_is_not(as_alice, alice, model, serve):
+    async def route(state):
+        await model.ainvoke(state["messages"])
+
+    def build():
+        graph = StateGraph(MessagesState)
+        graph.add_node("route", route)
+        graph.add_node("reply", lambda state: {"messages": [("ai", "The answer.")]})
+        graph.add_edge(START, "route")
+        graph.add_edge("route", "reply")
+        return graph
+
+    serve(build)
+    model.script.add(say("to the left"))
+    session, run = await chat_of(alice)
+    await waiting.status(run, "completed")
+    page = await html_of(as_alice, f"/chat/{session}/")
+    work, answer = re.findall(r"<article .*?</article>", page, re.DOTALL)[1:3]
+    assert 'data-audience="work"' in work
+    assert re.search(r'<details class="work"[^>]*>(?!.* open).*to the left.*</details>', work, re.DOTALL)
+    assert "<details" not in answer
+    assert "The answer." in answer
+
+
 def asks(*questions):
     """Build a graph that asks these, one after the other, and says what it was given."""
 

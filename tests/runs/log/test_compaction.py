@@ -121,11 +121,16 @@ async def test_a_dry_run_tells_the_same_and_does_nothing(harness):
     ]
 
 
-async def test_a_run_whose_history_is_still_read_from_its_log_keeps_it(harness):
+async def test_a_run_that_no_turn_has_repaired_yet_loses_its_pieces_and_no_word(harness):
     run = await turn(harness)
     await in_thread(Run.objects.filter(id=run.id).update, repaired=False)
+    before = await harness.history()
 
-    assert "made compact: 0," in await prune()
+    assert "made compact: 1," in await prune()
+    assert await harness.history() == before
+    harness.script.add(say("Next."))
+    assert (await terminal(await harness.start())).status == "completed"
+    assert (await harness.history())[: len(before)] == before
 
 
 async def test_the_words_of_a_message_that_was_never_completed_are_kept(harness):

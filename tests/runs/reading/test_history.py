@@ -1,127 +1,39 @@
 """What everybody is shown of a session: what its log says, whatever the graph remembers."""
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from langchain_core.messages import (
     AIMessage,
-    BaseMessage,
     HumanMessage,
     SystemMessage,
     ToolMessage,
     messages_to_dict,
 )
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
 
 from runs.errors import Invalid
 from runs.foundation.database import in_thread
 from runs.log import transcript
-from runs.log.tool_calls import project
 from runs.memory.repair import repair
-from runs.models import Run, RunEvent, Seed, Session, ToolCall
+from runs.models import Run, RunEvent, Seed, ToolCall
 from runs.reading import history
-from runs.states import TERMINAL, TERMINAL_EVENT, Effect, EventType, Resolution, RunStatus
+from runs.states import Effect, EventType, Resolution, RunStatus
 from runs.wire import contract
-
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-class Conversation:
-    """A session with its log and its checkpoint, filled by hand."""
-
-    def __init__(self, owner: Any) -> None:
-        self.session = Session.objects.create(owner=owner, agent="assistant")
-        builder = StateGraph(MessagesState)
-        builder.add_node("agent", lambda state: {})
-        builder.add_edge(START, "agent")
-        self.graph: Any = builder.compile(checkpointer=InMemorySaver())
-        self.config: Any = {"configurable": {"thread_id": str(self.session.id)}}
-        self.turns = 0
-
-    def run(self, status: RunStatus, *events: tuple[str, dict[str, Any]], **fields: Any) -> Run:
-        """A run with the events of its log, its terminal one included."""
-        self.turns += 1
-        at = BEGIN + timedelta(minutes=self.turns)
-        run = Run.objects.create(
-            session=self.session,
-            **{
-                "queue_place": self.turns,
-                "position": None if status == RunStatus.QUEUED else self.turns,
-                "status": status,
-                "input": f"question {self.turns}",
-                "message_id": f"u{self.turns}",
-                "created_at": at,
-                "finished_at": at if status in TERMINAL else None,
-                "error_code": "internal" if status == RunStatus.FAILED else None,
-            }
-            | fields,
-        )
-        log = [(EventType.RUN_QUEUED, {"message": run.message_id, "input": run.input}), *events]
-        if status in TERMINAL:
-            log.append((TERMINAL_EVENT[status], {}))
-        self.log(run, *log)
-        return run
-
-    def log(self, run: Run, *events: tuple[str, dict[str, Any]]) -> None:
-        for kind, data in events:
-            run.last_seq += 1
-            at = BEGIN + timedelta(minutes=run.queue_place, seconds=run.last_seq)
-            RunEvent.objects.create(run=run, seq=run.last_seq, type=kind, data=data, at=at)
-            project(run.id, [(kind, data)], at)
-        run.save()
-
-    async def store(self, *messages: BaseMessage) -> None:
-        await self.graph.aupdate_state(self.config, {"messages": list(messages)}, as_node="agent")
-
-    async def stored(self) -> list[BaseMessage]:
-        return (await self.graph.aget_state(self.config)).values.get("messages", [])
-
-    async def read(self, **page: Any) -> list[dict[str, Any]]:
-        return (await self.found(**page))["messages"]
-
-    async def found(self, **page: Any) -> dict[str, Any]:
-        return await in_thread(lambda: history.read_messages(self.session, **page))
+from tests.runs.reading.conversation import (
+    BEGIN,
+    Conversation,
+    completed,
+    delta,
+    started,
+    tool_completed,
+    tool_started,
+)
 
 
 @pytest.fixture
 def conversation(transactional_db, alice):
     return Conversation(alice)
-
-
-def started(message: str) -> tuple[str, dict[str, Any]]:
-    return EventType.MESSAGE_STARTED, {
-        "message": message,
-        "role": "assistant",
-        "node": "agent",
-        "namespace": [],
-    }
-
-
-def delta(message: str, text: str) -> tuple[str, dict[str, Any]]:
-    return EventType.MESSAGE_DELTA, {"message": message, "text": text}
-
-
-def completed(message: str, text: str, *calls: str, status: str = "complete") -> tuple[str, dict[str, Any]]:
-    asked = [{"id": call, "name": "tool", "args": {"n": call}} for call in calls]
-    usage = {"input_tokens": 3, "output_tokens": 5} if status == "complete" else None
-    data = {"message": message, "role": "assistant", "text": text, "tool_calls": asked, "usage": usage}
-    return EventType.MESSAGE_COMPLETED, data | {"status": status}
-
-
-def changed(message: str, **what: str) -> tuple[str, dict[str, Any]]:
-    return EventType.MESSAGE_CHANGED, {"message": message, **what}
-
-
-def tool_started(call: str, message: str) -> tuple[str, dict[str, Any]]:
-    data = {"tool_call": call, "message": message, "name": "tool", "args": {"n": call}}
-    return EventType.TOOL_STARTED, data | {"node": "agent", "namespace": []}
-
-
-def tool_completed(call: str) -> tuple[str, dict[str, Any]]:
-    return EventType.TOOL_COMPLETED, {"tool_call": call, "result": f"real {call}", "duration_ms": 1000}
 
 
 def asking(message: str, *calls: str, text: str = "") -> AIMessage:
@@ -136,16 +48,6 @@ def answered(run_status: RunStatus = RunStatus.COMPLETED) -> tuple[Any, ...]:
         *(tool_started("c1", "m1"), tool_completed("c1"), tool_started("c2", "m1")),
         (EventType.TOOL_FAILED, {"tool_call": "c2", "error": "it broke"}),
         *(started("m2"), delta("m2", "Here it is."), completed("m2", "Here it is.")),
-    )
-
-
-def stored_answer() -> tuple[BaseMessage, ...]:
-    return (
-        HumanMessage("question 1", id="u1"),
-        asking("m1", "c1", "c2", text="Let me look."),
-        ToolMessage("real c1", tool_call_id="c1", id="t1"),
-        ToolMessage("it broke", tool_call_id="c2", id="t2", status="error"),
-        AIMessage("Here it is.", id="m2"),
     )
 
 
@@ -191,7 +93,7 @@ async def test_a_turn_is_read_from_its_log(conversation):
     }
 
 
-async def test_a_cut_turn_reads_the_same_before_and_after_its_repair(conversation):
+async def test_a_cut_turn_reads_as_the_model_gets_it_once_it_is_repaired(conversation):
     run = await in_thread(
         conversation.run,
         RunStatus.CANCELLED,
@@ -206,8 +108,6 @@ async def test_a_cut_turn_reads_the_same_before_and_after_its_repair(conversatio
     before = await conversation.read()
     events = await in_thread(lambda: list(run.events.order_by("seq")))
     await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
-    await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
-    assert await conversation.read() == before
     assert shown(before)[-1] == ("assistant", " Here it ", "interrupted")
     assert [call["status"] for call in before[1]["tool_calls"]] == ["completed", "cancelled"]
     # And these are the words the model gets.
@@ -383,9 +283,7 @@ async def test_pages_go_back_from_a_message(conversation):
 
 
 @pytest.mark.parametrize("number", ["1", "long" * 100], ids=["short", "long"])
-async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_the_repair(
-    conversation, number
-):
+async def test_a_straggler_that_ended_is_shown_with_its_effect(conversation, number):
     message, call = f"m{number}", f"c{number}"
     run = await in_thread(
         conversation.run,
@@ -393,11 +291,8 @@ async def test_a_straggler_that_ended_is_shown_with_its_effect_before_and_after_
         *(completed(message, "", call), tool_started(call, message)),
         (EventType.TOOL_CANCELLED, {"tool_call": call, "effect": "unknown"}),
     )
+    assert (await conversation.read())[1]["tool_calls"][0]["effect"] == "unknown"
     await in_thread(ToolCall.objects.filter(run=run).update, effect=Effect.DONE)
-    assert (await conversation.read())[1]["tool_calls"][0]["effect"] == "done"
-    events = await in_thread(lambda: list(run.events.order_by("seq")))
-    await repair(conversation.graph, conversation.session.id, [transcript.fold(run, events)])
-    await in_thread(Run.objects.filter(id=run.id).update, repaired=True)
     shown = (await conversation.read())[1]["tool_calls"][0]
     assert shown["id"] == call
     assert (shown["status"], shown["effect"], shown["result"]) == ("cancelled", "done", None)

@@ -15,7 +15,7 @@ from runs.translation.translator import Translator
 from tests.runs.translation.recorder import Recorder, assert_log_is_sound
 
 RUN = "11111111-1111-1111-1111-111111111111"
-MODES: Any = ["messages", "updates", "tools", "custom"]  # its type lacks "tools"
+MODES: Any = ["messages", "updates", "values", "tools", "custom"]  # its type lacks "tools"
 
 
 class Execution:

@@ -23,7 +23,7 @@ from runs.foundation.values import clean, text_of
 from runs.log import transcript
 from runs.log.events import WHOLE_MESSAGES, message_key
 from runs.log.transcript import Transcript
-from runs.memory import state_messages
+from runs.memory import root_state, state_messages
 from runs.memory.checkpoints import process_checkpoints
 from runs.memory.representations import represent
 from runs.models import Amendment, Run, RunEvent, Seed, Session
@@ -44,9 +44,8 @@ async def complete(session: Session) -> bool:
     try:
         agent = await in_thread(agents.for_reading, session.agent)
         async with process_checkpoints() as checkpoints:
-            state = await agent.graph_on(checkpoints.reader()).aget_state(
-                {"configurable": {"thread_id": str(session.id), "checkpoint_ns": ""}}
-            )
+            graph = agent.graph_on(checkpoints.reader())
+            state = (await root_state.read(graph, root_state.root_of(session.id))).state
     except EngineError as error:
         logger.warning("The turns of session %s are not amended: %s", session.id, error.message)
         return False

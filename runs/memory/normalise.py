@@ -66,6 +66,7 @@ def normalise(
     *,
     order: Sequence[str] = (),
     drop: Collection[str] = (),
+    begun: str | None = None,
     is_step_open: Callable[[transcript.Message], bool] = lambda message: True,
     is_of_conversation: Callable[[transcript.Message], bool] = lambda message: True,
     from_subgraphs: Sequence[BaseMessage] = (),
@@ -75,6 +76,8 @@ def normalise(
 
     ``order``: the user message ids of all turns, by position; by default those of ``turns``.
     ``drop``: the user message ids of turns to remove.
+    ``begun``: the user message id of the turn that the graph has begun. If its user message is not in
+    ``messages``, the graph has removed it on purpose.
     ``is_step_open``: whether the step that gave this message is unfinished. The log may have a message that
     ``messages`` lacks. If its step was finished without it (the text of a router, say), it was left out on
     purpose and is not added.
@@ -88,7 +91,10 @@ def normalise(
     kept = drop_turns(messages, drop, order, changes)
     for turn in turns:
         later = set(order[order.index(turn.user.id) + 1 :])
-        kept = _complete_turn(kept, turn, later, is_step_open, is_of_conversation, from_subgraphs, changes)
+        is_begun = turn.user.id == begun
+        kept = _complete_turn(
+            kept, turn, later, is_begun, is_step_open, is_of_conversation, from_subgraphs, changes
+        )
     return pair_calls_with_results(kept, turns, changes, from_subgraphs)
 
 
@@ -115,6 +121,7 @@ def _complete_turn(
     messages: list[BaseMessage],
     turn: Transcript,
     later: Collection[str],
+    is_begun: bool,
     is_step_open: Callable[[transcript.Message], bool],
     is_of_conversation: Callable[[transcript.Message], bool],
     from_subgraphs: Sequence[BaseMessage],
@@ -123,15 +130,13 @@ def _complete_turn(
     """Add what the log has of this turn and ``messages`` lacks, and the closing note if it has no answer."""
     end = next((i for i, message in enumerate(messages) if message.id in later), len(messages))
     start = next((i for i, message in enumerate(messages[:end]) if message.id == turn.user.id), None)
+    is_new = start is None and not is_begun
     if start is None:
-        # It ended before its first checkpoint, or in the queue.
-        start = end
-        part: list[BaseMessage] = [HumanMessage(turn.user.text, id=turn.user.id)]
+        start = end if is_new else 0
+    part: list[BaseMessage] = messages[start:end]
+    if is_new:  # it ended before its first checkpoint, or in the queue
+        part = [HumanMessage(turn.user.text, id=turn.user.id)]
         changes.users.append(turn.user.id)
-        is_new = True
-    else:
-        part = messages[start:end]
-        is_new = False
     stored = {message.id for message in part}
     in_subgraphs = {message.id: message for message in from_subgraphs if not isinstance(message, ToolMessage)}
     for logged in turn.messages:

@@ -12,6 +12,8 @@ It works for any graph, without knowing its nodes:
   written only when something in old history is missing.
 - With a conditional edge from START, the graph's routing function would run on our update. Then the name of
   another node without conditional edges is used: the update runs the node's edges, never the node.
+- A reducer may have refused what a task wrote. Then each read and each update would apply that write again,
+  and fail. A copy of the checkpoint has no such writes, and the repair goes on from there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,8 +33,10 @@ from langgraph.types import Overwrite, StateSnapshot
 
 from runs.log import transcript
 from runs.log.transcript import Transcript
-from runs.memory import brought_messages, state_messages
+from runs.memory import brought_messages, root_state, state_messages
+from runs.memory.checkpoints.saver import FencedSaver
 from runs.memory.normalise import HistoryChanges, drop_turns, normalise, pair_calls_with_results
+from runs.memory.root_state import has_begun, root_of
 from runs.memory.state_messages import MESSAGES
 
 _Graph: TypeAlias = CompiledStateGraph[Any, Any, Any, Any]
@@ -94,19 +98,25 @@ async def repair(
         if isinstance(subgraph, CompiledStateGraph) and subgraph.checkpointer is True:
             own: RunnableConfig = {"configurable": thread | {"checkpoint_ns": namespace}}
             await _repair_thread(graph, subgraph, own, with_results, report)
-            remembered += state_messages.messages_of(await graph.aget_state(own, subgraphs=True))
+            remembered += state_messages.messages_of((await root_state.read(graph, own)).state)
 
     conversation = set(_nested(graph))
+    begun: list[str | None] = []  # as it was before anything is written
 
     def with_turns(state: StateSnapshot, changes: HistoryChanges) -> list[BaseMessage]:
-        open_steps = set(_pending(state))
+        if not begun:
+            begun.append(_begun(state, transcripts))
+            if isinstance(graph.checkpointer, FencedSaver):
+                graph.checkpointer.begun = begun[0]
+        open_steps = {name for task in state.tasks for name in (task.name, f"{task.name}:{task.id}")}
         messages = state_messages.messages_of(state)
         return normalise(
             [*brought_messages.to_prepend(brought, messages), *messages],
             transcripts,
             order=order,
             drop=drop,
-            is_step_open=lambda message: _step_of(message) in open_steps,
+            begun=begun[0],
+            is_step_open=lambda message: (message.task or _step_of(message)) in open_steps,
             is_of_conversation=lambda message: _path(message) in conversation,
             from_subgraphs=[
                 *remembered,
@@ -115,9 +125,16 @@ async def repair(
             changes=changes,
         )
 
-    root: RunnableConfig = {"configurable": thread | {"checkpoint_ns": ""}}
-    await _repair_thread(graph, graph, root, with_turns, report)
+    await _repair_thread(graph, graph, root_of(session_id), with_turns, report)
     return report
+
+
+def _begun(state: StateSnapshot, transcripts: Sequence[Transcript]) -> str | None:
+    """The turn that the graph has begun last; of checkpoints of older versions, if it is among these."""
+    metadata: Any = state.metadata or {}
+    if "begun" in metadata:
+        return str(metadata["begun"])
+    return next((turn.user.id for turn in transcripts if has_begun(state, turn.user.id)), None)
 
 
 async def _repair_thread(
@@ -133,8 +150,10 @@ async def _repair_thread(
     """
     channel = graph.channels.get(MESSAGES)
     for attempt in range(_ATTEMPTS):
-        state = await root.aget_state(config, subgraphs=True)
-        has_writes = any(task.result for task in state.tasks)  # which an update does not start from
+        saved = await root_state.read(root, config, subgraphs=True)
+        state = saved.state
+        # An update does not start from these.
+        has_writes = not saved.is_refused and any(task.result for task in state.tasks)
         stored = state_messages.messages_of(await root.aget_state(state.config) if has_writes else state)
         changes = report.changes if attempt == 0 else HistoryChanges()
         wanted = form(state, changes) if isinstance(channel, BaseChannel) else stored
@@ -148,6 +167,8 @@ async def _repair_thread(
             values[MESSAGES], rewrites = _update(channel, stored, wanted)
             report.written = True
             report.rewritten |= rewrites
+        if saved.is_refused:
+            await root.aupdate_state(state.config, None, as_node="__copy__")  # without these writes
         if values:
             await root.aupdate_state(config, values, as_node=_writing_node(graph, values))
         await root.aupdate_state(config, None, as_node=END)

@@ -9,7 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from runs import agents
 from runs.foundation.database import in_thread
 from runs.foundation.values import clean, text_of, to_json
-from runs.memory import state_messages
+from runs.memory import root_state, state_messages
 from runs.memory.checkpoints import process_checkpoints
 from runs.memory.normalise import HistoryChanges, engine_mark, pair_calls_with_results
 from runs.models import Session
@@ -52,11 +52,11 @@ class Inspection:
 
 
 async def inspect(session: Session) -> Inspection:
-    """Read the checkpoint of a session. Raises what the reducers of its graph raise."""
+    """Read the checkpoint of a session."""
     agent = await in_thread(agents.for_reading, session.agent)
     async with process_checkpoints() as checkpoints:
         graph = agent.graph_on(checkpoints.reader())
-        state = await graph.aget_state({"configurable": {"thread_id": str(session.id)}})
+        state = (await root_state.read(graph, root_state.root_of(session.id))).state
     return examine(state_messages.messages_of(state), [task.name for task in state.tasks])
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from runs import agents
 from runs.foundation.database import in_thread
 from runs.foundation.values import lookup_key
-from runs.memory import state_messages
+from runs.memory import root_state, state_messages
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, ToolCall
 from runs.states import Effect
@@ -27,7 +27,7 @@ async def is_safe(run: Run, checkpoints: Checkpoints) -> bool:
     harmless = agent.policy.idempotent_tools
     known = await in_thread(_known_calls, run)
     graph = agent.graph_on(checkpoints.reader())
-    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}}, subgraphs=True)
+    state = (await root_state.read(graph, root_state.root_of(run.session_id), subgraphs=True)).state
     inside = [message for _, messages in state_messages.messages_of_subgraphs(state) for message in messages]
     asked, answered = _calls_of([*state_messages.messages_of(state), *inside])
     for key, call in known.items():

@@ -27,7 +27,7 @@ from runs.log import tool_calls
 from runs.log.writer import EventWriter
 from runs.memory import amendments
 from runs.memory.checkpoints import Checkpoints
-from runs.memory.checkpoints.saver import FencedSaver
+from runs.memory.checkpoints.saver import By, FencedSaver
 from runs.models import Run
 from runs.states import Effect, ErrorCode, RunStatus
 from runs.stopping import cancel_token, grades, tracking
@@ -75,7 +75,7 @@ class Execution:
         self._afterwards = afterwards
         self._on_stragglers_ended = on_stragglers_ended
         self._log = writer.open(run)
-        self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim)
+        self._saver: FencedSaver = checkpoints.fenced(run.id, run.claim, run.message_id)
         self._control = RunControl()
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._fenced = False
@@ -144,7 +144,7 @@ class Execution:
                 raise Fenced  # before the repair of earlier turns, which writes checkpoints
             # Before the graph, which may remove or rewrite what only its checkpoint has.
             await _retry_while_away(amendments.complete, self.run.session)
-            start = await _retry_while_away(graph_input.begin, self._graph, turn)
+            start = await _retry_while_away(graph_input.begin, self._graph, self._saver, turn)
             self._translator.conversation.go_on(start.open_tasks)
             for namespace, messages in start.saved:
                 self._translator.recover(namespace, messages)
@@ -325,7 +325,8 @@ class Execution:
         """Bring the history into a sendable form; if that fails, the next turn's claim does it."""
         if self._fenced:
             raise Fenced
-        self._saver = saver = self._checkpoints.fenced(self.run.id, self.run.claim)
+        self._saver = saver = self._checkpoints.fenced(self.run.id, self.run.claim, self.run.message_id)
+        saver.by = By.REPAIR
         try:
             agent = agents.load(self.run.session.agent)
             async with asyncio.timeout(settings.RUNS_CANCEL_TIMEOUT / 2):

@@ -15,7 +15,8 @@ from runs.foundation.values import lookup_key
 from runs.lifecycle import endings
 from runs.log import tool_calls, transcript
 from runs.log.transcript import Transcript
-from runs.memory import brought_messages, state_messages
+from runs.memory import brought_messages, root_state, state_messages
+from runs.memory.checkpoints.saver import By, FencedSaver
 from runs.memory.repair import repair
 from runs.models import Run, RunEvent
 from runs.states import Audience, Resolution
@@ -69,10 +70,14 @@ class Start:
     saved: SavedMessages = ()  # what the checkpoint holds of a turn that resumes
 
 
-async def begin(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> Start:
+async def begin(
+    graph: CompiledStateGraph[Any, Any, Any, Any], saver: FencedSaver, turn: TurnContext
+) -> Start:
     """Bring the history into order before the turn's first step. May be repeated."""
     if turn.unrepaired:
+        saver.by = By.REPAIR
         await repair_earlier(graph, turn)
+        saver.by, saver.begun = By.GRAPH, turn.run.message_id
     start = await _start(graph, turn)
     if turn.run.resumes_id is None:
         return start
@@ -94,13 +99,8 @@ async def repair_earlier(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
 
 
 async def _is_under_way(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContext) -> bool:
-    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}})
-    return _has_begun(turn, state_messages.messages_of(state))
-
-
-def _has_begun(turn: TurnContext, stored: Sequence[BaseMessage]) -> bool:
-    """Whether the turn's user message is in the checkpoint, which holds these."""
-    return any(message.id == turn.said.user.id for message in stored)
+    saved = await root_state.read(graph, root_state.root_of(turn.run.session_id))
+    return root_state.has_begun(saved.state, turn.run.message_id)
 
 
 async def repair_own(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> None:
@@ -114,10 +114,10 @@ async def _start(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContex
     message = HumanMessage(run.input, id=run.message_id)
     if not turn.continues and not turn.seed:
         return Start({"messages": [message]})
-    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
+    state = (await root_state.read(graph, root_state.root_of(run.session_id))).state
     stored = state_messages.messages_of(state)
     # One that continues may have died before its first checkpoint.
-    if not turn.continues or not _has_begun(turn, stored):
+    if not turn.continues or not root_state.has_begun(state, run.message_id):
         return Start({"messages": [*brought_messages.to_prepend(turn.seed, stored), message]})
     answers = await in_thread(_answers, run)
     asked = {interrupt.id for interrupt in state.interrupts}
@@ -128,7 +128,7 @@ async def _start(graph: CompiledStateGraph[Any, Any, Any, Any], turn: TurnContex
 
 async def pending_questions(graph: CompiledStateGraph[Any, Any, Any, Any], run: Run) -> list[dict[str, Any]]:
     """What the graph asks, in the order of its tasks."""
-    state = await graph.aget_state({"configurable": {"thread_id": str(run.session_id)}})
+    state = (await root_state.read(graph, root_state.root_of(run.session_id))).state
     return [question_of(interrupt) for interrupt in state.interrupts]
 
 
@@ -137,7 +137,8 @@ async def saved_messages(graph: CompiledStateGraph[Any, Any, Any, Any], turn: Tu
 
     A step is saved before its events are committed, so a crash may leave there what no log has.
     """
-    state = await graph.aget_state({"configurable": {"thread_id": str(turn.run.session_id)}}, subgraphs=True)
+    saved = await root_state.read(graph, root_state.root_of(turn.run.session_id), subgraphs=True)
+    state = saved.state
     found = [((), state_messages.messages_of(state)), *state_messages.messages_of_subgraphs(state)]
     return [(namespace, _of_turn(turn, messages)) for namespace, messages in found]
 

@@ -46,11 +46,14 @@ class Checkpoints:
         await self._storage.fence.close()
         await self._storage.close()
 
-    def fenced(self, run_id: UUID, claim: int) -> "FencedSaver":
-        """A saver for the execution that holds the run ``run_id`` under the number ``claim``."""
+    def fenced(self, run_id: UUID, claim: int, turn: str) -> "FencedSaver":
+        """A saver for the execution that holds the run ``run_id`` under the number ``claim``.
+
+        ``turn`` names its turn: a run and those that resume it, one after the other, have the same one.
+        """
         from runs.memory.checkpoints.storage import Claim
 
-        return self._storage.fenced_class(self._storage, Claim(run_id, claim))
+        return self._storage.fenced_class(self._storage, Claim(run_id, claim), turn)
 
     def reader(self) -> "ReadingSaver":
         """A saver that only reads."""

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
+from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +23,13 @@ from runs.memory.checkpoints.fence import Fence, run_shielded
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 
 T = TypeVar("T")
+
+
+class By(StrEnum):
+    """Who writes a checkpoint."""
+
+    GRAPH = "graph"
+    REPAIR = "repair"
 
 
 class ReadingSaver(BaseCheckpointSaver[str]):
@@ -119,9 +127,13 @@ class FencedSaver(ReadingSaver):
     the run is not ``running`` under this claim: there a terminal status fences, whichever process set it.
     """
 
-    def __init__(self, storage: Storage, claim: Claim) -> None:
+    def __init__(self, storage: Storage, claim: Claim, turn: str) -> None:
         super().__init__(storage)
         self._claim = claim
+        self._turn = turn
+        self.by = By.GRAPH
+        # The last turn that the graph has begun. A repair keeps what it finds.
+        self.begun: str | None = turn
         self._fence = Fence()
         # What tasks raised that had been given an answer. It may be that they refused the answer.
         self.raised_at_answers: list[Exception] = []
@@ -141,7 +153,8 @@ class FencedSaver(ReadingSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        return await self._write(lambda saver: saver.aput(config, checkpoint, metadata, new_versions))
+        marked = self._with_facts(metadata)
+        return await self._write(lambda saver: saver.aput(config, checkpoint, marked, new_versions))
 
     async def aput_writes(
         self,
@@ -176,6 +189,15 @@ class FencedSaver(ReadingSaver):
 
     def delete_thread(self, thread_id: str) -> None:
         self._from_thread(self.adelete_thread(thread_id))
+
+    def _with_facts(self, metadata: CheckpointMetadata) -> CheckpointMetadata:
+        """The metadata with what the engine has to know later, see ``runs.memory.root_state``."""
+        run, claim = str(self._claim.run_id), self._claim.number
+        facts = {"turn": self._turn, "run": run, "claim": claim, "by": self.by.value, "begun": self.begun}
+        marked: Any = {**metadata, **facts}
+        # LangGraph would take input for a re-entry, and drop it, if the newest checkpoint had its run_id.
+        marked.pop("run_id", None)
+        return marked
 
     def _without_refused_answers(self, writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
         """What is kept of a task's writes. A task that failed or was cancelled can be answered anew.

@@ -91,7 +91,7 @@ async def test_a_cancel_just_before_or_after_the_natural_end_gives_one_ending(
 
 
 async def test_a_cancel_of_a_turn_that_breaks_settles_at_once(harness, monkeypatch):
-    async def be_cancelled_and_break(graph, turn):
+    async def be_cancelled_and_break(graph, saver, turn):
         await harness.cancel(str(turn.run.id))
         raise RuntimeError("the graph's own reducer")
 

@@ -134,11 +134,11 @@ async def test_stop_works_during_the_silence_before_the_first_token(harness):
 async def test_cancel_before_the_first_step_makes_no_llm_call(harness, monkeypatch):
     begin, beginning = graph_input.begin, asyncio.Event()
 
-    async def begin_until_it_is_stopped(graph, turn):
+    async def begin_until_it_is_stopped(graph, saver, turn):
         beginning.set()
         [execution] = harness.engine.executions.values()
         await asyncio.wait([execution._stop])
-        return await begin(graph, turn)
+        return await begin(graph, saver, turn)
 
     monkeypatch.setattr(graph_input, "begin", begin_until_it_is_stopped)
     run_id = await harness.start("hello")

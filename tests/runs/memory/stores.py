@@ -45,7 +45,7 @@ class Store:
 
     def saver(self) -> FencedSaver:
         """A saver with its own fence."""
-        return self.checkpoints.fenced(self._run, 1)
+        return self.checkpoints.fenced(self._run, 1, "turn")
 
 
 async def stored(reader: FencedSaver, config: Any) -> dict[tuple[str, str], Any] | None:

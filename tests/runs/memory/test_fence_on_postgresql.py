@@ -23,7 +23,7 @@ from tests.runs.memory.stores import ALIAS, LIMIT, put, stored
 async def test_on_postgresql_the_run_itself_is_the_fence(shared, database, change):
     """Nobody tells the saver anything; another process has changed the run."""
     run = shared.new_run()
-    saver = shared.checkpoints.fenced(run, 1)
+    saver = shared.checkpoints.fenced(run, 1, "turn")
     coroutine, config = put(saver, str(uuid.uuid4()), words="a")
     await coroutine
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
@@ -50,7 +50,7 @@ async def test_on_postgresql_no_write_is_committed_after_the_terminal_status(sha
     chance = random.Random(7)
     for _ in range(60):
         run = shared.new_run()
-        saver = shared.checkpoints.fenced(run, 1)
+        saver = shared.checkpoints.fenced(run, 1, "turn")
         thread = str(uuid.uuid4())
         accepted = []
         enough, enough_written = chance.randrange(12), asyncio.Event()
@@ -86,7 +86,7 @@ async def test_on_postgresql_no_write_is_committed_after_the_terminal_status(sha
 async def test_on_postgresql_a_write_lets_event_batches_pass(shared, database):
     """The lock of a write does not conflict with that of the event writer (FOR NO KEY UPDATE)."""
     run = shared.new_run()
-    saver = shared.checkpoints.fenced(run, 1)
+    saver = shared.checkpoints.fenced(run, 1, "turn")
     async with await psycopg.AsyncConnection.connect(database) as batch:
         await batch.execute("SELECT 1 FROM runs_run WHERE id = %s FOR NO KEY UPDATE", (run,))
         await batch.execute("UPDATE runs_run SET last_seq = 5 WHERE id = %s", (run,))
@@ -101,7 +101,7 @@ async def test_on_postgresql_a_lock_that_is_never_released_fails_the_write(share
     run = shared.new_run()
     monkeypatch.setitem(connections.settings[ALIAS]["OPTIONS"], "options", "-c lock_timeout=50ms")
     checkpoints = Checkpoints(await PostgresStorage.open(ALIAS))
-    coroutine, config = put(checkpoints.fenced(run, 1), str(uuid.uuid4()), words="a")
+    coroutine, config = put(checkpoints.fenced(run, 1, "turn"), str(uuid.uuid4()), words="a")
     async with await psycopg.AsyncConnection.connect(database) as frozen:
         await frozen.execute("SELECT 1 FROM runs_run WHERE id = %s FOR UPDATE", (run,))
         with pytest.raises(psycopg.errors.LockNotAvailable):

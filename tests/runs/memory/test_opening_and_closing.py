@@ -52,7 +52,7 @@ async def test_opening_takes_the_file_of_the_settings(settings, tmp_path):
     settings.CHECKPOINT_PATH = tmp_path / "named.sqlite3"
     with mock.patch("runs.memory.checkpoints.connection", mock.Mock(vendor="sqlite")):
         checkpoints = await Checkpoints.open()
-    await put(checkpoints.fenced(uuid.uuid4(), 1), "1", words="a")[0]
+    await put(checkpoints.fenced(uuid.uuid4(), 1, "turn"), "1", words="a")[0]
     assert settings.CHECKPOINT_PATH.exists()
     await checkpoints.close()
 
@@ -62,8 +62,8 @@ async def test_the_file_may_be_opened_again_and_twice(tmp_path):
     thread = str(uuid.uuid4())
     first = Checkpoints(await SqliteStorage.open(path))
     second = Checkpoints(await SqliteStorage.open(path))
-    await put(first.fenced(uuid.uuid4(), 1), thread, words="a")[0]
-    await put(second.fenced(uuid.uuid4(), 1), thread, words="b")[0]
+    await put(first.fenced(uuid.uuid4(), 1, "turn"), thread, words="a")[0]
+    await put(second.fenced(uuid.uuid4(), 1, "turn"), thread, words="b")[0]
     for checkpoints in (first, second):
         found = [found async for found in checkpoints.reader().alist(generate_config(thread))]
         assert [each.checkpoint["channel_values"]["words"] for each in found] == ["b", "a"]
@@ -98,7 +98,7 @@ from langgraph.checkpoint.conformance.test_utils import put_test_checkpoint
 async def main():
     checkpoints = Checkpoints(await SqliteStorage.open(sys.argv[1]))
     for _ in range(20):
-        await put_test_checkpoint(checkpoints.fenced(uuid.uuid4(), 1), thread_id=sys.argv[2])
+        await put_test_checkpoint(checkpoints.fenced(uuid.uuid4(), 1, "turn"), thread_id=sys.argv[2])
     await checkpoints.close()
 
 asyncio.run(main())
@@ -129,7 +129,7 @@ async def test_closing_awaits_what_is_in_flight_and_leaves_no_thread(backend):
     run = backend.new_run()
     before = set(threading.enumerate())
     checkpoints = Checkpoints(await backend.storage())
-    saver = checkpoints.fenced(run, 1)
+    saver = checkpoints.fenced(run, 1, "turn")
     thread = str(uuid.uuid4())
     tasks = [asyncio.create_task(put(saver, thread, words="a")[0]) for _ in range(10)]
     await asyncio.sleep(0)

@@ -2,19 +2,24 @@
 
 import asyncio
 import uuid
+from typing import Any
 
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.checkpoint.conformance.test_utils import (
+    generate_checkpoint,
     generate_config,
 )
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
+from runs.memory.checkpoints.saver import By, FencedSaver
 from tests.runs.memory.stores import LIMIT, build_graph, put
 
 
-async def test_the_fenced_saver_conforms_like_langgraphs_own(backend):
+async def test_the_fenced_saver_conforms_like_langgraphs_own(backend, monkeypatch):
+    monkeypatch.setattr(FencedSaver, "_with_facts", lambda self, metadata: metadata)
+
     @checkpointer_test(name="fenced")
     async def fenced():
         store = await backend.open()
@@ -36,6 +41,18 @@ async def test_the_fenced_saver_conforms_like_langgraphs_own(backend):
         assert own.results[capability].detected == result.detected
         assert own.results[capability].tests_passed == result.tests_passed
     assert own.results["put"].tests_passed > 0
+
+
+async def test_each_checkpoint_says_whose_it_is_and_not_what_would_be_taken_for_a_reentry(store):
+    saver = store.saver()
+    config = generate_config(str(uuid.uuid4()))
+    metadata: Any = {"source": "loop", "run_id": "x"}
+    config = await saver.aput(config, generate_checkpoint(), metadata, {})
+    saver.by = By.REPAIR
+    found = await saver.aget_tuple(config)
+    assert found is not None
+    own = {key: found.metadata.get(key) for key in ("source", "turn", "claim", "by", "run_id")}
+    assert own == {"source": "loop", "turn": "turn", "claim": 1, "by": "graph", "run_id": None}
 
 
 async def test_a_graph_in_a_thread_may_use_the_methods_without_a(store):

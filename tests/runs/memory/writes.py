@@ -109,7 +109,7 @@ class Writes(RuleBasedStateMachine):
     async def set_up(self) -> None:
         self.storage = SlowStorage()
         self.claims = [Claim(uuid4(), number) for number in (1, 2)]
-        self.savers = [FencedSaver(self.storage, claim) for claim in self.claims]
+        self.savers = [FencedSaver(self.storage, claim, "turn") for claim in self.claims]
 
     def teardown(self) -> None:
         fence.logger.disabled = False

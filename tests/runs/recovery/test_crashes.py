@@ -336,8 +336,8 @@ async def test_what_a_lost_turn_had_begun_is_not_called_undone_by_its_resumption
     await interrupted(run_id)
     begin = graph_input.begin
 
-    async def begin_and_be_cancelled(graph, turn):
-        begun = await begin(graph, turn)
+    async def begin_and_be_cancelled(graph, saver, turn):
+        begun = await begin(graph, saver, turn)
         await harness.cancel(str(turn.run.id))
         await until(this_process.engine.executions[turn.run.id]._stop.done)
         return begun

@@ -1,4 +1,4 @@
-"""The configured agents: a name, and the function that returns its uncompiled graph."""
+"""The configured agents: a name, and the function that returns its graph, compiled or not."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BuildGraph: TypeAlias = Callable[[], "StateGraph[Any, Any, Any, Any]"]
+BuildGraph: TypeAlias = Callable[
+    [], "StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any]"
+]
 GenerateTitle: TypeAlias = Callable[[str, str], Awaitable[str | None]]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +34,7 @@ class Policy:
     on_interrupt: str = "ask"  # "ask", "resume" or "dismiss": what happens to an interrupted run
     idempotent_tools: frozenset[str] = field(default_factory=frozenset)  # may run twice without harm
     generate_title: GenerateTitle | None = None  # (user's text, answer) -> title, or None to keep the words
+    recursion_limit: int | None = None  # steps of a run, up to RUNS_STEP_LIMIT; None: the graph's own limit
 
 
 def agent(**policy: Any) -> Callable[[F], F]:
@@ -57,6 +60,12 @@ class Agent:
     def gated_tools(self) -> frozenset[str]:
         """The names of the tools that ToolNodes run, so that their starts are committed before they begin."""
         return frozenset(name for node in self.tool_nodes for name in node.tools_by_name)
+
+    @property
+    def step_limit(self) -> int:
+        """How many steps a run may take."""
+        own = self.policy.recursion_limit or (self.graph.config or {}).get("recursion_limit")
+        return min(own or settings.RUNS_STEP_LIMIT, settings.RUNS_STEP_LIMIT)
 
     def graph_on(self, saver: Any) -> "CompiledStateGraph[Any, Any, Any, Any]":
         """The graph with ``saver`` as its checkpointer."""
@@ -87,7 +96,8 @@ def load(name: str) -> Agent:
     agent = built(name)
     if agent is None:
         build = _function(name)
-        graph = build().compile()
+        found: Any = build()
+        graph = found if hasattr(found, "invoke") else found.compile()
         agent = Agent(name, getattr(build, "policy", Policy()), graph, tool_nodes.find(graph))
         _built[name, settings.AGENTS[name]] = agent
     return agent

@@ -133,7 +133,8 @@ def _begun(state: StateSnapshot, transcripts: Sequence[Transcript]) -> str | Non
     """The turn that the graph has begun last; of checkpoints of older versions, if it is among these."""
     metadata: Any = state.metadata or {}
     if "begun" in metadata:
-        return str(metadata["begun"])
+        found: str | None = metadata["begun"]
+        return found
     return next((turn.user.id for turn in transcripts if has_begun(state, turn.user.id)), None)
 
 

@@ -1,9 +1,9 @@
 """Read the state of a session's graph, and what its newest checkpoint says of itself.
 
-Each checkpoint says by its metadata which ``turn`` wrote it, which ``run`` under which ``claim``, whether the
-``graph`` or the ``repair`` did (``by``), and which turn the graph has ``begun`` last. A turn is named by the id
-of its user's message, which a run and those that resume it share. So whether a turn has begun is a fact. It is
-not guessed from the messages, which the graph may remove or rewrite.
+Each checkpoint says by its metadata which ``turn`` wrote it, which ``run`` under which ``claim``, whether
+the ``graph`` or the ``repair`` did (``by``), and which turn the graph has ``begun`` last. A turn is named by
+the id of its user's message, which a run and those that resume it share. So whether a turn has begun is a
+fact. It is not guessed from the messages, which the graph may remove or rewrite.
 """
 
 from dataclasses import dataclass
@@ -38,18 +38,23 @@ class Saved:
 
 
 async def read(graph: _Graph, config: RunnableConfig, *, subgraphs: bool = False) -> Saved:
-    """Read the newest checkpoint that ``config`` names, with what finished tasks have written since."""
+    """Read the newest checkpoint that ``config`` names, with what finished tasks have written since.
+
+    ``subgraphs``: with the states of subgraphs in the unfinished step, if all of them can be read.
+    """
     try:
         return Saved(await graph.aget_state(config, subgraphs=subgraphs))
     except (Fenced, *DATABASE_UNAVAILABLE):
         raise
-    except Exception:  # the reducer is the graph's own code
+    except Exception:  # the reducer is the graph's own code, and a subgraph may be elsewhere and not answer
+        if subgraphs:
+            return await read(graph, config)
         saver = graph.checkpointer
         found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
         if found is None:
             raise
         # A checkpoint that is named by its own id is read without these writes.
-        return Saved(await graph.aget_state(found.config, subgraphs=subgraphs), is_refused=True)
+        return Saved(await graph.aget_state(found.config), is_refused=True)
 
 
 def has_begun(state: StateSnapshot, turn: str) -> bool:

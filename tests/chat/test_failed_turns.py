@@ -1,4 +1,4 @@
-"""A turn that failed, over each protocol: its user is told a code and a sentence, no word of what was raised."""
+"""A turn that failed, over each protocol: a code and a sentence, and no word of what was raised."""
 
 import json
 

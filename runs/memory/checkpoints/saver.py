@@ -18,8 +18,6 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, RESUME
 from langgraph.errors import is_invalid_resume
 
-from runs.foundation.exceptions import described
-from runs.foundation.values import clean
 from runs.memory.checkpoints.fence import Fence, run_shielded
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 
@@ -188,7 +186,7 @@ class FencedSaver(ReadingSaver):
         error = next((value for channel, value in writes if channel == ERROR), None)
         if error is None:
             return writes
-        kept = [(channel, _storable(value)) for channel, value in writes if channel != RESUME]
+        kept = [write for write in writes if write[0] != RESUME]
         if isinstance(error, Exception) and (len(kept) < len(writes) or is_invalid_resume(error)):
             self.raised_at_answers.append(error)
         return kept
@@ -196,13 +194,3 @@ class FencedSaver(ReadingSaver):
     async def _write(self, operation: Operation[T]) -> T:
         write = partial(self._storage.write, operation, self._claim)
         return await run_shielded(write, self._fence, self._storage.fence)
-
-
-def _storable(value: Any) -> Any:
-    """An exception is stored as its ``repr``, or in our words if that raises."""
-    if isinstance(value, BaseException):
-        try:
-            return clean(repr(value))
-        except BaseException:  # noqa: BLE001 - it is code of the graph, and would fail the write
-            return described(value)
-    return value

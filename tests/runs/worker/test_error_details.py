@@ -5,6 +5,7 @@ import logging
 
 import pytest
 from langchain_core.tools import tool
+from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
@@ -187,6 +188,21 @@ async def test_a_failed_result_that_is_given_again_has_its_secrets(engine, alice
         first = next(message for message in await harness.state() if message.type == "tool")
         assert SECRETS[0] in first.content
         assert SECRETS[0] not in await told(harness, run_id)
+
+
+@each_kind
+async def test_the_checkpoint_keeps_what_was_raised_masked(engine, alice, serve, tmp_path, make):
+    error = make()
+    async with open_harness(alice, serve, tmp_path / "marks", build=node_graph(error)) as harness:
+        await terminal(await harness.start())
+        thread = {"configurable": {"thread_id": harness.session}}
+        saved = [one async for one in harness.engine.checkpoints.reader().alist(thread)]
+        kept = [value for one in saved for _, channel, value in one.pending_writes or () if channel == ERROR]
+        assert kept
+        for text in kept:
+            assert type(error).__name__ in text
+            assert len(text) <= DETAILS_LIMIT
+            assert not any(secret in text for secret in SECRETS)
 
 
 async def test_an_exception_may_bring_a_sentence_for_the_user(engine, alice, serve, tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from runs.foundation.limits import TOOL_NAME_LIMIT
+from runs.foundation.masking import masked
 from runs.foundation.values import clean, text_of, to_json, truncate_to_fit
 from runs.memory.normalise import engine_mark
 from runs.states import Audience, Effect, ToolStatus
@@ -62,7 +63,7 @@ def _call(asked: Any, result: ToolMessage | None) -> contract.ToolCall:
         "args": to_json(asked["args"]),
         "status": status,
         "result": text if status == ToolStatus.COMPLETED else None,
-        "error": text if status == ToolStatus.FAILED else None,
+        "error": masked(text) if text and status == ToolStatus.FAILED else None,
         "effect": effect,
         "duration_ms": None,
     }

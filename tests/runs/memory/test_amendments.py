@@ -91,6 +91,15 @@ def test_the_users_words_that_the_graph_said_again_are_not_shown_twice(conversat
     ]  # fmt: skip
 
 
+def test_an_error_of_a_tool_that_only_the_checkpoint_has_is_shown_masked(conversation):
+    conversation.run(RunStatus.COMPLETED, repaired=True)
+    asks = AIMessage("", id="a", tool_calls=[{"id": "c", "name": "look", "args": {}}])
+    failed = ToolMessage("no: token=abc", tool_call_id="c", id="z", status="error")
+    told(conversation, HumanMessage("question 1", id="u1"), asks, failed)
+    (call,) = history.read_messages(conversation.session)["messages"][1]["tool_calls"]
+    assert (call["status"], call["error"]) == ("failed", "no: token=***")
+
+
 def test_an_amendment_is_written_once_and_the_messages_are_found_by_their_ids(conversation):
     run = conversation.run(RunStatus.COMPLETED, started("m1"), completed("m1", "First."), repaired=True)
     run.events.update(message_key=None)

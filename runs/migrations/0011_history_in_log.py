@@ -5,7 +5,7 @@ import runs.states
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0009_tool_call_starts")]
+    dependencies = [("runs", "0010_error_details")]
 
     operations = [
         migrations.CreateModel(

@@ -15,12 +15,13 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, LLMResult
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.constants import TAG_NOSTREAM
 
 from runs.stopping.cancel_token import CancelToken, current_call
+from runs.translation.ids import OwnIds
 from runs.translation.messages import MessageTranslation
 from runs.translation.tools import ToolTranslation
 from runs.translation.usage import estimate_input, output_length
@@ -55,7 +56,10 @@ class RunCallbacks(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, messages: MessageTranslation, tools: ToolTranslation, token: CancelToken) -> None:
+    def __init__(
+        self, messages: MessageTranslation, tools: ToolTranslation, ids: OwnIds, token: CancelToken
+    ) -> None:
+        self._ids = ids
         self.errors = RaisedErrors()
         self._messages = messages
         self._tools = tools
@@ -106,6 +110,7 @@ class RunCallbacks(BaseCallbackHandler):
         self._token.raise_if_cancelled()
         tools = (kwargs.get("invocation_params") or {}).get("tools")
         estimate = sum(estimate_input(history, tools) for history in messages)
+        self._ids.begin(run_id, (message for history in messages for message in history))
         streamed = metadata and TAG_NOSTREAM not in (tags or ())
         self._tell(
             self._messages.llm_started, run_id, estimate, metadata if streamed else None, parent_run_id
@@ -123,6 +128,8 @@ class RunCallbacks(BaseCallbackHandler):
         self._token.raise_if_cancelled()
         if isinstance(chunk, ChatGenerationChunk):
             message = chunk.message
+            if isinstance(message, AIMessageChunk):
+                self._ids.in_chunk(run_id, message)
             plain_text = type(token) is str and not getattr(message, "tool_call_chunks", None)
             characters = len(token) if plain_text else output_length(message)
             self._tell(self._messages.llm_chunk, run_id, characters, getattr(message, "usage_metadata", None))
@@ -130,11 +137,16 @@ class RunCallbacks(BaseCallbackHandler):
             self._tell(self._messages.llm_chunk, run_id, len(token), None)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        for generation in (one for several in response.generations for one in several):
+            if isinstance(message := getattr(generation, "message", None), AIMessage):
+                self._ids.in_whole(run_id, message)
+        self._ids.end(run_id)
         self._tell(self._messages.llm_ended, run_id, response)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if not isinstance(error, asyncio.CancelledError):
             self.errors.of_provider.append(error)
+        self._ids.end(run_id)
         self._tell(self._messages.llm_failed, run_id)
 
     def on_tool_start(

@@ -82,6 +82,10 @@ class Conversation:
             if told.task not in open_tasks:
                 told.task = None
 
+    def has(self, message_id: str) -> bool:
+        """Whether a message of this id is in the state, or was told."""
+        return message_id in self._told or message_id in (self._in_state or ())
+
     def result_told(self) -> None:
         """The result of a tool call is in the log."""
         if self._told:

@@ -147,6 +147,10 @@ class ToolTranslation:
                 return True
         return False
 
+    def has(self, call_id: str) -> bool:
+        """Whether the turn has a call of this id."""
+        return call_id in self._calls
+
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""
         call = self._calls.get(call_id)

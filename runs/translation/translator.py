@@ -30,6 +30,7 @@ from runs.states import EventType, RunStatus
 from runs.stopping.cancel_token import CancelToken
 from runs.translation.callbacks import RunCallbacks
 from runs.translation.conversation import Conversation, Told
+from runs.translation.ids import OwnIds
 from runs.translation.messages import MessageTranslation
 from runs.translation.steps import GraphSteps
 from runs.translation.tool_gate import Mark
@@ -104,7 +105,8 @@ class Translator:
             conversation=self.conversation,
             logged=known.messages,
         )
-        self.handler = RunCallbacks(self.messages, self.tools, token or CancelToken())
+        ids = OwnIds(lambda given: self.conversation.has(given) or self.tools.has(given))
+        self.handler = RunCallbacks(self.messages, self.tools, ids, token or CancelToken())
         self.errors = self.handler.errors  # what broke so far
         self.questions: list[dict[str, Any]] = []  # that the graph asked the user
 

@@ -47,7 +47,10 @@ class ScriptedModel(BaseChatModel):
             whole = chunk if whole is None else whole + chunk
         assert whole is not None
         message = AIMessage(
-            whole.content, tool_calls=whole.tool_calls, invalid_tool_calls=whole.invalid_tool_calls
+            whole.content,
+            id=whole.id,
+            tool_calls=whole.tool_calls,
+            invalid_tool_calls=whole.invalid_tool_calls,
         )
         message.usage_metadata = whole.usage_metadata
         return ChatResult(generations=[ChatGeneration(message=message)])

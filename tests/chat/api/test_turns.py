@@ -18,6 +18,7 @@ from tests.fakes import say
 RUN = {
     "id", "session", "position", "status", "resolution", "on_disconnect", "resumes", "retries", "error",
     "questions", "cancellation", "statistics", "last_seq", "created_at", "started_at", "finished_at",
+    "stragglers",
 }  # fmt: skip
 CANCELLATION = {
     "id", "session", "run", "source", "reason", "requested_by", "accepted_at", "settled_at", "outcome",

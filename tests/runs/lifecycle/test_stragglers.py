@@ -1,0 +1,208 @@
+"""What a stopped run leaves at work is counted while it works, bounded for each user, and starves nobody."""
+
+import asyncio
+from uuid import uuid4
+
+import pytest
+
+from runs import operations
+from runs.errors import TooManyStragglers
+from runs.foundation.database import in_thread
+from runs.live import follow
+from runs.models import Run, Worker
+from runs.recovery import sweep
+from runs.stopping.executor import TrackingExecutor
+from runs.stopping.registry import ActivityCount
+from tests.fakes import Hold, Round, call, calls, numbered, say, sync_graph
+from tests.runs.harness import open_harness
+from tests.runs.servers import NO_PROCESS
+from tests.runs.waiting import terminal, until
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(settings):
+    settings.RUNS_CANCEL_GRACE = 0.2
+
+
+async def given_up(harness, *asked):
+    """A cancelled run whose tools heed nothing."""
+    harness.script.clear()
+    harness.script.add(calls(*asked) if asked else call("slow_sync", seconds=60))
+    before = harness.marks.count("slow_sync started")
+    run_id = await harness.start()
+    await harness.marks.seen("slow_sync started", before + max(len(asked), 1))
+    ended = await harness.cancelled(run_id)
+    assert ended.status == "cancelled"
+    return ended
+
+
+async def count_of(run, count):
+    await until(Run.objects.filter(id=run.id, stragglers=count).exists, what=f"a count of {count}")
+
+
+def shown(run):
+    return operations.get_run(run.session.owner, run.id)["stragglers"]
+
+
+@pytest.mark.parametrize(("tool", "arguments"), [("slow_sync", {"seconds": 60}), ("hang_async", {})])
+async def test_a_tool_that_heeds_nothing_is_counted_until_it_ends(harness, release, tool, arguments):
+    harness.script.add(call(tool, **arguments))
+    run_id = await harness.start()
+    await harness.marks.seen(f"{tool} started")
+
+    ended = await harness.cancelled(run_id)
+
+    assert ended.stragglers == 1  # as of the ending's transaction
+    assert await in_thread(shown, ended) == 1
+    release.set()
+    await count_of(ended, 0)
+    assert await in_thread(shown, ended) == 0
+
+
+async def test_a_models_call_in_a_plain_nodes_thread_is_counted_until_it_ends(engine, alice, serve, tmp_path):
+    async with open_harness(alice, serve, tmp_path / "marks", build=sync_graph) as harness:
+        harness.script.add(Round(Hold("silent"), numbered(2)))
+        run_id = await harness.start()
+        await harness.script.gate("silent").reached()
+
+        ended = await harness.cancelled(run_id)
+
+        assert (ended.status, ended.stragglers) == ("cancelled", 1)
+        harness.script.gate("silent").open()
+        await count_of(ended, 0)
+
+
+async def test_a_run_that_stops_in_time_leaves_nothing(harness):
+    harness.script.add(call("heeding_sync", seconds=60))
+    run_id = await harness.start()
+    await harness.marks.seen("heeding_sync started")
+
+    assert (await harness.cancelled(run_id)).stragglers == 0
+
+
+async def test_tasks_that_wait_for_one_another_count_as_one():
+    assert ActivityCount(threads=2, tasks=3, processes=1).independent == 4
+    assert ActivityCount().independent == 0
+
+
+async def test_what_a_force_cancelled_run_leaves_is_counted_too(harness, olivia, release):
+    harness.script.add(call("slow_sync", seconds=60))
+    run_id = await harness.start()
+    await harness.marks.seen("slow_sync started")
+
+    await in_thread(operations.force_cancel, olivia, run_id, "It hangs.")
+
+    run = await terminal(run_id)
+    await count_of(run, 1)
+    release.set()
+    await count_of(run, 0)
+
+
+async def test_followers_hear_when_it_ends(harness, release):
+    ended = await given_up(harness)
+    items = follow.session(ended.session_id, None)
+    assert isinstance(await anext(items), follow.SessionChanged)
+
+    release.set()
+
+    async with asyncio.timeout(10):
+        while not isinstance(await anext(items), follow.SessionChanged):
+            pass
+    assert await in_thread(shown, ended) == 0
+    await items.aclose()
+
+
+async def test_a_dead_workers_stragglers_are_forgotten(harness):
+    ended = await given_up(harness)
+    assert ended.stragglers == 1
+    await in_thread(Worker.objects.filter(id=ended.worker_id).update, pid=NO_PROCESS, pid_started="1")
+
+    swept = await in_thread(sweep.sweep, uuid4())
+
+    assert (swept.workers_lost, swept.stragglers_forgotten) == (1, 1)
+    assert await in_thread(shown, ended) == 0
+
+
+async def test_a_worker_taken_for_dead_does_not_bring_its_stragglers_back(harness, release):
+    """Nobody would clear them: the run has no worker whose end the sweep could find."""
+    ended = await given_up(harness, *[("slow_sync", {"seconds": 60})] * 2)
+    assert ended.stragglers == 2
+    await in_thread(Worker.objects.filter(id=ended.worker_id).update, pid=NO_PROCESS, pid_started="1")
+    await in_thread(sweep.sweep, uuid4())
+    await harness.engine.beat()
+
+    release.set()
+
+    await until(lambda: not harness.engine.stragglers, what="the end of the stragglers")
+    assert (await harness.run(ended.id)).stragglers == 0
+
+
+async def test_a_user_with_too_many_stragglers_starts_nothing_until_one_ends(harness, bob, settings, release):
+    settings.RUNS_STRAGGLER_LIMIT = 2
+    first = await given_up(harness)
+    await given_up(harness)
+
+    for start in (
+        lambda: operations.start_turn(harness.owner, harness.session, "and now?"),
+        lambda: operations.start_session(harness.owner, "and now?", agent="assistant"),
+        lambda: operations.retry(harness.owner, first.id),
+    ):
+        with pytest.raises(TooManyStragglers, match="still at work"):
+            await in_thread(start)
+    of_bob = await in_thread(lambda: operations.start_session(bob, "hello", agent="assistant")["id"])
+    assert (await terminal(of_bob)).status == "completed"
+
+    release.set()
+    await count_of(first, 0)
+    await until(lambda: not Run.objects.filter(stragglers__gt=0).exists(), what="the end of the others")
+    await harness.assert_next_completes()
+
+
+async def test_one_of_several_that_ends_makes_room(harness, settings):
+    settings.RUNS_STRAGGLER_LIMIT = 2
+    harness.script.add(calls(("held_sync", {"mark": "one"}), ("held_sync", {"mark": "two"})))
+    run_id = await harness.start()
+    await until(lambda: Run.objects.get(id=run_id).tool_calls == 2, what="both tools")
+    await until(lambda: two_threads(harness), what="both threads")
+    ended = await harness.cancelled(run_id)
+    assert ended.stragglers == 2
+    with pytest.raises(TooManyStragglers):
+        await harness.start()
+
+    harness.marks.write("one")
+
+    await count_of(ended, 1)
+    await harness.assert_next_completes()
+    harness.marks.write("two")
+    await count_of(ended, 0)
+
+
+def two_threads(harness):
+    [execution] = harness.engine.executions.values()
+    return execution.token.activity.alive().threads == 2
+
+
+async def test_a_repeated_request_gets_its_run_whatever_is_at_work(harness, settings):
+    settings.RUNS_STRAGGLER_LIMIT = 1
+    harness.script.add(call("slow_sync", seconds=60))
+    run_id = await harness.start("go", key="once")
+    await harness.marks.seen("slow_sync started")
+    await harness.cancelled(run_id)
+
+    assert await harness.start("go", key="once") == run_id
+
+
+async def test_more_stragglers_than_threads_do_not_starve_anothers_run(harness, bob, settings):
+    threads = 2
+    asyncio.get_running_loop().set_default_executor(TrackingExecutor(threads))
+    settings.RUNS_STRAGGLER_LIMIT = 10
+    for _ in range(threads + 1):
+        await given_up(harness)
+    harness.script.clear()
+    harness.script.add(call("mark", x="served"), say("Served."))
+
+    of_bob = await in_thread(lambda: operations.start_session(bob, "hello", agent="assistant")["id"])
+
+    assert (await terminal(of_bob)).status == "completed"
+    assert "served" in " ".join(harness.marks.read())
+    assert await in_thread(Run.objects.filter(stragglers=1).count) == threads + 1

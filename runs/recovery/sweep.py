@@ -148,9 +148,11 @@ def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
 
 def _forget_stragglers(swept: Swept) -> None:
     """What an ended run had left at work went with the process of its worker."""
-    without_worker = Run.objects.filter(worker=None, stragglers__gt=0)
+    # Asked for those without a worker, SQLite would read all that ever lost theirs.
+    straggling = Run.objects.filter(stragglers__gt=0).values_list("id", "worker")
+    lost = [run_id for run_id, worker_id in straggling if worker_id is None]
     forget = partial(stragglers.note, count=0, expected={"worker": None})
-    swept.stragglers_forgotten += _each(without_worker.values_list("id", flat=True), forget)
+    swept.stragglers_forgotten += _each(lost, forget)
 
 
 def _settle_overdue(swept: Swept) -> None:

@@ -4,10 +4,13 @@ import asyncio
 from uuid import uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from runs import operations
 from runs.errors import TooManyStragglers
 from runs.foundation.database import in_thread
+from runs.lifecycle import stragglers
 from runs.live import follow
 from runs.models import Run, Worker
 from runs.recovery import sweep
@@ -16,7 +19,7 @@ from runs.stopping.registry import ActivityCount
 from tests.fakes import Hold, Round, call, calls, numbered, say, sync_graph
 from tests.runs.harness import open_harness
 from tests.runs.servers import NO_PROCESS
-from tests.runs.waiting import terminal, until
+from tests.runs.waiting import at_rest, event, terminal, until
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +27,27 @@ def _short_grace(settings):
     settings.RUNS_CANCEL_GRACE = 0.2
 
 
-async def given_up(harness, *asked):
-    """A cancelled run whose tools heed nothing."""
+async def given_up(harness):
+    """A cancelled run whose tool heeds nothing."""
     harness.script.clear()
-    harness.script.add(calls(*asked) if asked else call("slow_sync", seconds=60))
+    harness.script.add(call("slow_sync", seconds=60))
     before = harness.marks.count("slow_sync started")
     run_id = await harness.start()
-    await harness.marks.seen("slow_sync started", before + max(len(asked), 1))
+    await harness.marks.seen("slow_sync started", before + 1)
     ended = await harness.cancelled(run_id)
     assert ended.status == "cancelled"
+    return ended
+
+
+async def two_given_up(harness):
+    """A cancelled run with two threads that heed nothing, and end at the marks "one" and "two"."""
+    harness.script.add(calls(("held_sync", {"mark": "one"}), ("held_sync", {"mark": "two"})))
+    run_id = await harness.start()
+    await event(run_id, "run.started")
+    [execution] = harness.engine.executions.values()
+    await until(lambda: execution.token.activity.alive().threads == 2, what="both threads")
+    ended = await harness.cancelled(run_id)
+    assert ended.stragglers == 2
     return ended
 
 
@@ -123,18 +138,21 @@ async def test_a_dead_workers_stragglers_are_forgotten(harness):
     assert await in_thread(shown, ended) == 0
 
 
-async def test_a_worker_taken_for_dead_does_not_bring_its_stragglers_back(harness, release):
+async def test_a_worker_taken_for_dead_does_not_bring_its_stragglers_back(harness):
     """Nobody would clear them: the run has no worker whose end the sweep could find."""
-    ended = await given_up(harness, *[("slow_sync", {"seconds": 60})] * 2)
-    assert ended.stragglers == 2
+    ended = await two_given_up(harness)
     await in_thread(Worker.objects.filter(id=ended.worker_id).update, pid=NO_PROCESS, pid_started="1")
     await in_thread(sweep.sweep, uuid4())
     await harness.engine.beat()
+    [execution] = harness.engine.stragglers
 
-    release.set()
+    harness.marks.write("one")
 
-    await until(lambda: not harness.engine.stragglers, what="the end of the stragglers")
+    await until(lambda: execution.token.activity.stragglers().threads == 1, what="the end of one")
+    await asyncio.sleep(0)  # the loop hears of it
+    await at_rest(harness.engine)
     assert (await harness.run(ended.id)).stragglers == 0
+    harness.marks.write("two")
 
 
 async def test_a_user_with_too_many_stragglers_starts_nothing_until_one_ends(harness, bob, settings, release):
@@ -160,12 +178,7 @@ async def test_a_user_with_too_many_stragglers_starts_nothing_until_one_ends(har
 
 async def test_one_of_several_that_ends_makes_room(harness, settings):
     settings.RUNS_STRAGGLER_LIMIT = 2
-    harness.script.add(calls(("held_sync", {"mark": "one"}), ("held_sync", {"mark": "two"})))
-    run_id = await harness.start()
-    await until(lambda: Run.objects.get(id=run_id).tool_calls == 2, what="both tools")
-    await until(lambda: two_threads(harness), what="both threads")
-    ended = await harness.cancelled(run_id)
-    assert ended.stragglers == 2
+    ended = await two_given_up(harness)
     with pytest.raises(TooManyStragglers):
         await harness.start()
 
@@ -177,9 +190,18 @@ async def test_one_of_several_that_ends_makes_room(harness, settings):
     await count_of(ended, 0)
 
 
-def two_threads(harness):
-    [execution] = harness.engine.executions.values()
-    return execution.token.activity.alive().threads == 2
+@pytest.mark.sqlite("reads how SQLite would go about it")
+def test_admission_and_sweep_read_the_runs_with_stragglers_only(alice):
+    with CaptureQueriesContext(connection) as captured:
+        stragglers.refuse_too_many(alice)
+        sweep.sweep()
+    asked = [query["sql"] for query in captured.captured_queries if '"stragglers" > 0' in query["sql"]]
+    assert len(asked) == 2
+    with connection.cursor() as cursor:
+        for sql in asked:
+            cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+            [step] = [row[3] for row in cursor.fetchall()]
+            assert "INDEX run_straggling" in step
 
 
 async def test_a_repeated_request_gets_its_run_whatever_is_at_work(harness, settings):

@@ -19,7 +19,7 @@ from runs.stopping.registry import ActivityCount
 from tests.fakes import Hold, Round, call, calls, numbered, say, sync_graph
 from tests.runs.harness import open_harness
 from tests.runs.servers import NO_PROCESS
-from tests.runs.waiting import at_rest, event, terminal, until
+from tests.runs.waiting import at_rest, terminal, until
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,14 @@ async def two_given_up(harness):
     """A cancelled run with two threads that heed nothing, and end at the marks "one" and "two"."""
     harness.script.add(calls(("held_sync", {"mark": "one"}), ("held_sync", {"mark": "two"})))
     run_id = await harness.start()
-    await event(run_id, "run.started")
-    [execution] = harness.engine.executions.values()
-    await until(lambda: execution.token.activity.alive().threads == 2, what="both threads")
+    await until(lambda: threads_at_work(harness) == 2, what="both threads")
     ended = await harness.cancelled(run_id)
     assert ended.stragglers == 2
     return ended
+
+
+def threads_at_work(harness):
+    return sum(one.token.activity.alive().threads for one in list(harness.engine.executions.values()))
 
 
 async def count_of(run, count):

@@ -81,7 +81,7 @@ class Execution:
         self._slow_tool = ""  # the tool that took too long
         # How many stragglers the run's row has; None if this execution does not know.
         self._noted: int | None = None
-        self._notes = False  # it is being brought up to date
+        self._is_noting = False  # it is being brought up to date
 
     # Asked from outside
 
@@ -278,8 +278,8 @@ class Execution:
         self._note_soon()
 
     def _note_soon(self) -> None:
-        if not self._notes:
-            self._notes = True
+        if not self._is_noting:
+            self._is_noting = True
             self._afterwards(self._note_stragglers(), f"stragglers of {self.run.id}")
 
     async def _note_stragglers(self) -> None:
@@ -289,7 +289,7 @@ class Execution:
         while (left := self.token.activity.stragglers().independent) != self._noted:
             await _retry_while_away(in_thread, stragglers.note, self.run.id, left, expected)
             self._noted = left
-        self._notes = False
+        self._is_noting = False
 
     # Endings
 

@@ -194,14 +194,17 @@ def slow_to_stop(visitor, provider) -> Page:
     return page
 
 
-def test_a_stopped_turn_says_that_its_tool_may_still_be_at_work_until_it_has_ended(visit, server, provider):
+@pytest.mark.parametrize(("tool", "state"), [("held_sync", "Running"), ("leave_behind", "Done")])
+def test_a_stopped_turn_says_that_something_may_still_be_at_work_until_it_has_ended(
+    visit, server, provider, tool, state
+):
     key = uuid4().hex
-    provider.add(call("held_sync", mark=key), marker=key)
+    provider.add(call(tool, mark=key), Round(words("I wait"), Hold(key)), marker=key)
     visitor, without_script = visit(), visit(java_script_enabled=False)
     page = visitor.new_page("/chat/")
     send(page, f"Hold {key}")
     working(page, "running")
-    expect(page.locator(".tool-state")).to_have_text("Running")
+    expect(page.locator(".tool-state")).to_have_text(state)
     stop_button(page).click()
     working(page, "cancelled")
     note = "Stopped. Something it started may still be at work."

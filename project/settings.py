@@ -272,6 +272,7 @@ RUNS_RESULT_LIMIT = environment.count("RUNS_RESULT_LIMIT", 1_000_000)  # charact
 RUNS_MESSAGE_LIMIT = environment.count("RUNS_MESSAGE_LIMIT", 100_000)  # characters
 RUNS_MAX_RESUMES = environment.count("RUNS_MAX_RESUMES", 3, least=0)
 RUNS_QUEUE_LIMIT = environment.count("RUNS_QUEUE_LIMIT", 20)
+RUNS_STRAGGLER_LIMIT = environment.count("RUNS_STRAGGLER_LIMIT", 5)
 RUNS_CONCURRENCY = environment.count("RUNS_CONCURRENCY", 100)
 
 # Language, time and log

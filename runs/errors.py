@@ -13,6 +13,7 @@
     ├── CursorGone           410
     ├── TooLarge             413
     ├── QueueFull            429
+    ├── TooManyStragglers    429
     └── Unavailable          503
         └── DatabaseUnavailable 503
     Fenced                   internal: a write by an execution that no longer owns its run
@@ -107,6 +108,13 @@ class TooLarge(EngineError):
 
 class QueueFull(EngineError):
     """Too many turns are queued already. Wait until some of them have ended."""
+
+    code = "throttled"
+    status = 429
+
+
+class TooManyStragglers(EngineError):
+    """Too much of your stopped turns is still at work. Start another turn when some of it has ended."""
 
     code = "throttled"
     status = 429

@@ -209,6 +209,8 @@ class Run(models.Model):
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)
     last_event_at = models.DateTimeField(default=timezone.now)
+    # How much of what it started did not stop when it ended, and is still at work; see lifecycle.stragglers.
+    stragglers = models.PositiveIntegerField(default=0)
 
     message_count = models.PositiveIntegerField(default=0)
     llm_calls = models.PositiveIntegerField(default=0)
@@ -272,6 +274,9 @@ class Run(models.Model):
             models.Index(fields=["-created_at", "-id"], name="run_newest"),
             models.Index(fields=["worker", "-created_at", "-id"], name="run_newest_by_worker"),
             models.Index(fields=["status", "-created_at", "-id"], name="run_newest_by_status"),
+            models.Index(
+                fields=["requested_by", "stragglers"], condition=Q(stragglers__gt=0), name="run_straggling"
+            ),
             # Has all that a day's figures are made of, so that the rows need not be read.
             models.Index(
                 fields=["finished_at", "agent", "status", "input_tokens", "output_tokens"],

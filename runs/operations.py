@@ -148,7 +148,7 @@ def start_turn(
     ``key`` is the idempotency key: the same key with the same request returns the same run, with another
     request raises IdempotencyConflict. ``stream_modes`` may name "updates" and "custom", whose chunks are
     then logged as graph.update and graph.custom. Raises Invalid, TooLarge, RunActive, AgentMismatch,
-    QueueFull, Unavailable.
+    TooManyStragglers, QueueFull, Unavailable.
     """
     found = _session(actor, session_id)
     turn = admission.Turn.checked(

@@ -53,6 +53,12 @@ def open_runs(session_id: Any) -> QuerySet[Run]:
     return Run.objects.open().filter(session=session_id)
 
 
+@Statement
+def stragglers_of(user: Any) -> QuerySet[Run, tuple[int]]:
+    """How many each of the user's ended runs has left at work, of those that have."""
+    return Run.objects.filter(requested_by=user, stragglers__gt=0).values_list("stragglers")
+
+
 # Transitions
 
 

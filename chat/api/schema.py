@@ -30,7 +30,13 @@ JsonSchema: TypeAlias = dict[str, Any]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # What an operation that starts a turn may answer beside its own errors.
-STARTING = (errors.AgentMismatch, errors.QueueFull, Throttled, errors.Unavailable)
+STARTING = (
+    errors.AgentMismatch,
+    errors.TooManyStragglers,
+    errors.QueueFull,
+    Throttled,
+    errors.Unavailable,
+)
 
 _UNSAFE = ("post", "patch", "delete")
 _WITHOUT_NUL = r"^[^\u0000]*$"

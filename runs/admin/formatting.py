@@ -41,6 +41,7 @@ _TONES = {
     "not taken": "bad",
     "undecided": "wait",
     "effect unknown": "bad",
+    "still at work": "bad",
 }
 
 

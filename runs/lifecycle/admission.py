@@ -12,7 +12,7 @@ from django.conf import settings
 from runs import agents, statements
 from runs.errors import IdempotencyConflict, Invalid, QueueFull, RunActive, TooLarge
 from runs.foundation.limits import IDEMPOTENCY_KEY_LIMIT
-from runs.lifecycle import cancel_requests, locks, queue, resolution, titles
+from runs.lifecycle import cancel_requests, locks, queue, resolution, stragglers, titles
 from runs.live import notices
 from runs.models import Run, Seed, Session
 from runs.states import (
@@ -114,7 +114,7 @@ def open_session(
 def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
     """One transaction: the idempotency key, the strategy, then the run with its user message.
 
-    Raises IdempotencyConflict, AgentMismatch, RunActive, QueueFull.
+    Raises IdempotencyConflict, AgentMismatch, TooManyStragglers, RunActive, QueueFull.
     """
     with locks.locked_session(session_id) as session:
         if turn.key is not None:
@@ -125,6 +125,7 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
                 earlier.was_there = True
                 return earlier
         agents.policy_of(session.agent)
+        stragglers.refuse_too_many(actor)
         concerned = statements.open_runs(session.id)
         active = [run for run in concerned if run.status in ACTIVE]
         if active and turn.multitask is Multitask.REJECT:
@@ -153,7 +154,12 @@ def admit(session_id: UUID, actor: Any, turn: Turn) -> Run:
 
 
 def resume(run: Run, actor: Any, *, automatic: bool = False) -> Run:
-    """Admit a run that goes on from the checkpoint of this interrupted run. It is first in the queue."""
+    """Admit a run that goes on from the checkpoint of this interrupted run. It is first in the queue.
+
+    ``automatic``: nobody asks for it now, so what its user's stopped runs have left at work does not count.
+    """
+    if not automatic:
+        stragglers.refuse_too_many(actor)
     return _follow_up(
         run,
         actor,
@@ -171,6 +177,7 @@ def retry(run: Run, actor: Any, text: str | None) -> Run:
     """Admit a run in place of the session's latest run. The history goes back to before its user message."""
     if text is not None:
         text = checked_text(text, "input")
+    stragglers.refuse_too_many(actor)
     return _follow_up(
         run,
         actor,

@@ -45,15 +45,18 @@ def finish(
     reason: InterruptReason | None = None,
     repaired: bool = False,
     escalated: bool = False,
+    stragglers: int = 0,
     not_begun: Collection[str] = (),
 ) -> Outcome:
     """The execution's own ending: completed, failed, interrupted, or cancelled once a cancel was accepted.
 
     ``repaired`` says that the checkpoint holds the turn in a sendable form; ``escalated`` that something
-    had to be given up on. ``not_begun`` are ids of open tool calls that are known not to have begun.
+    had to be given up on, and ``stragglers`` how much of that is still at work. ``not_begun`` are ids of open
+    tool calls that are known not to have begun.
     """
     try:
         with locked_run(run_id) as (session, run):
+            run.stragglers = stragglers
             has_ended = end(
                 session,
                 run,

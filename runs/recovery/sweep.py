@@ -17,7 +17,16 @@ from django.db.models import QuerySet
 from runs import agents
 from runs.errors import AgentMismatch, NotFound, NotInterrupted
 from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread, is_held
-from runs.lifecycle import admission, cancel_requests, dispatch, endings, jobs, liveness, predicates
+from runs.lifecycle import (
+    admission,
+    cancel_requests,
+    dispatch,
+    endings,
+    jobs,
+    liveness,
+    predicates,
+    stragglers,
+)
 from runs.memory.checkpoints import Checkpoints
 from runs.models import Run, Worker
 from runs.recovery import orphans
@@ -36,6 +45,7 @@ class Swept:
 
     workers_lost: int = 0  # found dead and taken off the list
     runs_interrupted: int = 0  # taken from dead workers: interrupted, or cancelled when that was accepted
+    stragglers_forgotten: int = 0  # ended runs whose stragglers went with their worker
     cancellations_timed_out: int = 0  # overdue while their worker lives
     sessions_offered: int = 0  # to the worker that sweeps, with a run to claim that nobody was seen to take
     runs_resumed: int = 0  # interrupted ones that go on by themselves, as their agents' policy is
@@ -71,6 +81,7 @@ def sweep(own: UUID | None = None, watch: liveness.Watch | None = None) -> Swept
     swept = Swept()
     _remove_dead_workers(swept, liveness.dead(own, watch))
     _end_without_worker(swept)
+    _forget_stragglers(swept)
     _settle_overdue(swept)
     _offer_sessions(swept)
     if dispatch.is_shared():
@@ -133,6 +144,15 @@ def interrupt_lost(run_ids: Iterable[UUID], worker_id: UUID | None) -> int:
     """Interrupt those that still run under this worker, or under none; how many."""
     lost = partial(endings.interrupt, worker_id=worker_id, reason=InterruptReason.WORKER_LOST)
     return _each(run_ids, lost)
+
+
+def _forget_stragglers(swept: Swept) -> None:
+    """What an ended run had left at work went with the process of its worker."""
+    # Asked for those without a worker, SQLite would read all that ever lost theirs.
+    straggling = Run.objects.filter(stragglers__gt=0).values_list("id", "worker")
+    lost = [run_id for run_id, worker_id in straggling if worker_id is None]
+    forget = partial(stragglers.note, count=0, expected={"worker": None})
+    swept.stragglers_forgotten += _each(lost, forget)
 
 
 def _settle_overdue(swept: Swept) -> None:

@@ -15,7 +15,7 @@ async def stop(
     token: CancelToken,
     graph_task: "asyncio.Task[None] | None",
     *,
-    on_stragglers_ended: Callable[[], None],
+    on_straggler_ended: Callable[[], None],
     on_result: Callable[[str], None],
 ) -> None:
     """Stop all that is alive of the run. What does not stop is given up on (``RunActivity.give_up``).
@@ -35,5 +35,5 @@ async def stop(
     if not await activity.wait_until_idle(grace / 2):
         activity.kill_processes()
         if not await activity.wait_until_idle(_AFTER_KILL):
-            activity.give_up(on_stragglers_ended, on_result)
+            activity.give_up(on_straggler_ended, on_result)
     await activity.close_generators(_AFTER_KILL)

@@ -41,6 +41,11 @@ class ActivityCount:
     def __bool__(self) -> bool:
         return bool(self.threads or self.tasks or self.processes)
 
+    @property
+    def independent(self) -> int:
+        """How much works by itself. A task and those that wait for it cannot be told apart: they are one."""
+        return self.threads + self.processes + bool(self.tasks)
+
 
 class RunActivity:
     """All that is alive of one run. Every method may be called from any thread unless it says otherwise."""
@@ -53,7 +58,7 @@ class RunActivity:
         self.given_up = False  # what is alive is a straggler
         self._last_signal: signal.Signals | None = None
         self._waiting: set[Waiter] = set()
-        self._on_idle: Callable[[], None] | None = None
+        self._on_end: Callable[[], None] | None = None
         self._begun = count()
         self._generators: WeakValueDictionary[int, AsyncGenerator[Any, Any]] = WeakValueDictionary()
 
@@ -129,24 +134,24 @@ class RunActivity:
 
     def give_up(
         self,
-        on_idle: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         on_result: Callable[[str], None] | None = None,
     ) -> ActivityCount:
         """Count what lives as stragglers from now on, and give the places of its threads to others.
 
-        What a straggler starts is a straggler, too, even if all others have ended. ``on_idle`` is called
-        whenever the last straggler has ended, and at once if there is none. ``on_result`` is called with the
+        What a straggler starts is a straggler, too, even if all others have ended. ``on_end`` is called
+        whenever a straggler has ended, and at once if there is none. ``on_result`` is called with the
         tool call id of each thread that comes to a result. Both are called in the thread where it happens.
         Returns what was given up on.
         """
         self.close_to_threads()
         with self._lock:
             self.given_up = True
-            self._on_idle = on_idle
+            self._on_end = on_end
             given_up = list(self._alive)
             self._stragglers |= self._alive
             self._alive.clear()
-            to_tell = self._to_tell(stragglers=True)
+            to_tell = self._to_tell(straggler=not self._stragglers)
         for item in given_up:
             if not isinstance(item, asyncio.Task | ProcessGroup):
                 item.give_up()
@@ -192,9 +197,9 @@ class RunActivity:
             was_straggler = item in self._stragglers
             self._alive.discard(item)
             self._stragglers.discard(item)
-            if not self._waiting and self._on_idle is None:
+            if not self._waiting and self._on_end is None:
                 return  # as nearly always: LangGraph has a task for each token
-            to_tell = self._to_tell(stragglers=was_straggler)
+            to_tell = self._to_tell(straggler=was_straggler)
         _tell(*to_tell)
 
     def _wait(self, waiter: Waiter) -> bool:
@@ -211,18 +216,15 @@ class RunActivity:
         for group in groups:
             group.signal(number)
 
-    def _to_tell(self, *, stragglers: bool) -> tuple[set[Waiter], Callable[[], None] | None]:
+    def _to_tell(self, *, straggler: bool) -> tuple[set[Waiter], Callable[[], None] | None]:
         """Who is to be told that something has left, a straggler or not: for ``_tell``.
 
         To be called with the lock held. ``_tell`` is called without it.
         """
         waiting: set[Waiter] = set()
-        on_idle = None
         if not self._alive:
             waiting, self._waiting = self._waiting, waiting
-        if stragglers and not self._stragglers:
-            on_idle = self._on_idle
-        return waiting, on_idle
+        return waiting, self._on_end if straggler else None
 
 
 async def _close_all(generators: "list[AsyncGenerator[Any, Any]]") -> None:
@@ -250,13 +252,13 @@ def _count(items: Collection[Activity]) -> ActivityCount:
     return ActivityCount(**kinds)
 
 
-def _tell(waiting: set[Waiter], on_idle: Callable[[], None] | None) -> None:
+def _tell(waiting: set[Waiter], on_end: Callable[[], None] | None) -> None:
     for loop, changed in waiting:
         with contextlib.suppress(RuntimeError):  # that loop has closed; nobody waits in it
             loop.call_soon_threadsafe(changed.set)
-    if on_idle is not None:
+    if on_end is not None:
         try:
-            on_idle()
+            on_end()
         except Exception:
-            # This is the thread in which the last straggler ended. Nobody there could handle it.
-            logger.exception("What was to follow the end of the last straggler failed.")
+            # This is the thread in which the straggler ended. Nobody there could handle it.
+            logger.exception("What was to follow the end of a straggler failed.")

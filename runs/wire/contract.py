@@ -140,6 +140,8 @@ class Run(TypedDict):
     statistics: RunStatistics
     last_seq: Count
     """The number of its last event."""
+    stragglers: Count
+    """How much of what it started did not stop when it ended, and is still at work."""
     created_at: Time
     started_at: Time | None
     finished_at: Time | None

@@ -175,6 +175,7 @@ def _run(run: Run, operation: Cancellation | None) -> contract.Run:
         "cancellation": cancellation(operation) if operation else None,
         "statistics": statistics.of_run(run),
         "last_seq": run.last_seq,
+        "stragglers": run.stragglers,
         "created_at": timestamp(run.created_at),
         "started_at": _time(run.started_at),
         "finished_at": _time(run.finished_at),

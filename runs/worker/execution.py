@@ -20,7 +20,7 @@ from langgraph.runtime import RunControl
 from runs import agents
 from runs.errors import AgentMismatch, Fenced
 from runs.foundation.database import DATABASE_UNAVAILABLE, in_thread
-from runs.lifecycle import endings, questions
+from runs.lifecycle import endings, questions, stragglers
 from runs.lifecycle.endings import Failure
 from runs.lifecycle.status import Outcome
 from runs.log import tool_calls
@@ -80,6 +80,9 @@ class Execution:
         self._stop: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self._fenced = False
         self._slow_tool = ""  # the tool that took too long
+        # How many stragglers the run's row has; None if this execution does not know.
+        self._noted: int | None = None
+        self._is_noting = False  # it is being brought up to date
 
     # Asked from outside
 
@@ -119,6 +122,8 @@ class Execution:
             await self._saver.fence()
             self._writer.release(self._log)
             self.ended.set()
+            if self.token.activity.given_up:
+                self._note_soon()
 
     async def _drive(self) -> Ending:
         """Run the graph to its end or stop it. Then nothing of it works any more, or it was given up on."""
@@ -248,7 +253,7 @@ class Execution:
         await grades.stop(
             self.token,
             graph_task,
-            on_stragglers_ended=self._on_loop(self._on_stragglers_ended, self),
+            on_straggler_ended=self._on_loop(self._straggler_ended),
             on_result=self._on_loop(self._tool_returned),
         )
 
@@ -274,6 +279,25 @@ class Execution:
     async def _note_effect(self, call_id: str) -> None:
         await self.ended.wait()  # the ending says "unknown" first
         await _retry_while_away(in_thread, tool_calls.straggler_ended, self.run.id, call_id, Effect.DONE)
+
+    def _straggler_ended(self) -> None:
+        if not self.token.activity.stragglers():
+            self._on_stragglers_ended(self)
+        self._note_soon()
+
+    def _note_soon(self) -> None:
+        if not self._is_noting:
+            self._is_noting = True
+            self._afterwards(self._note_stragglers(), f"stragglers of {self.run.id}")
+
+    async def _note_stragglers(self) -> None:
+        """Bring the count in the run's row up to date, unless the run is another's now."""
+        await self.ended.wait()  # the ending writes the first one
+        expected = {"claim": self.run.claim, "worker": self.run.worker_id}
+        while (left := self.token.activity.stragglers().independent) != self._noted:
+            await _retry_while_away(in_thread, stragglers.note, self.run.id, left, expected)
+            self._noted = left
+        self._is_noting = False
 
     # Endings
 
@@ -311,6 +335,7 @@ class Execution:
         return await self._finish(ending, repaired=repaired)
 
     async def _finish(self, ending: Ending, *, repaired: bool) -> Outcome:
+        left = self.token.activity.stragglers().independent
         finish = partial(
             endings.finish,
             self.run.id,
@@ -320,9 +345,13 @@ class Execution:
             reason=ending.reason,
             repaired=repaired,
             escalated=self.token.activity.given_up,
+            stragglers=left,
             not_begun=self._translator.tools.not_begun(),
         )
-        return await _retry_while_away(in_thread, finish)
+        result = await _retry_while_away(in_thread, finish)
+        if result is Outcome.DONE:
+            self._noted = left
+        return result
 
     async def _repair(self) -> bool:
         """Bring the history into a sendable form; if that fails, the next turn's claim does it."""

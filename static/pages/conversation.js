@@ -133,6 +133,9 @@ export class Conversation {
     // Somebody has decided, here or elsewhere, what becomes of the turn that asks for it.
     const asking = session.status !== "interrupted" && this.main.querySelector('.notice[data-mark="interrupted"]');
     if (asking) this.#render(asking.closest(".turn").dataset.run);
+    // What a stopped turn has left at work may have ended. An operator's stop says afterwards what it has left.
+    const stopped = '.mark[data-mark="straggling"], .turn:last-child .mark[data-mark="stopped"]';
+    for (const mark of this.main.querySelectorAll(stopped)) this.#render(mark.closest(".turn").dataset.run);
     const title = session.title || "New conversation";
     this.main.querySelector(".conversation-title").textContent = title;
     document.title = `${title} · Turnkeeper`;

@@ -81,6 +81,21 @@ def test_a_run_that_went_on_in_another_leads_to_it(console, alice, command):
     assert run in words_of(page(console, "run", following))
 
 
+def test_a_runs_page_and_the_list_say_that_something_of_it_is_still_at_work(console, alice):
+    run = running_run(alice, a_worker())
+    at(run, status=RunStatus.CANCELLED, finished_at=timezone.now())
+    runs = reverse("admin:runs_run_changelist")
+    assert "still at work" not in words_of(console.get(runs))
+    assert "Given up on and still at work 0" in words_of(page(console, "run", run.id))
+
+    at(run, stragglers=2)
+
+    assert "still at work" in words_of(console.get(runs))
+    words = words_of(page(console, "run", run.id))
+    assert "Given up on and still at work 2" in words
+    assert "cancelled still at work" in words
+
+
 def test_the_log_is_paged_newest_first(console, alice):
     run = running_run(alice, a_worker())
     for number in range(130):

@@ -178,6 +178,7 @@ class _Filler:
                 "created_at": self._at(begin),
                 "started_at": self._at(begin),
                 "finished_at": f"CASE WHEN NOT ({active}) THEN {self._at(f'{begin} + 5')} END",
+                "stragglers": "0",
                 "last_event_at": self._at(f"CASE WHEN {active} THEN {self.now} ELSE {begin} + 5 END"),
                 "message_count": "2",
                 "llm_calls": "1",

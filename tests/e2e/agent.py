@@ -1,10 +1,12 @@
 """The agents of these tests: the default one, with tools that block without listening, and one that asks."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
-from langchain_core.tools import tool
+from langchain_core.tools import BaseTool, tool
 from langgraph.graph import START, MessagesState
 from langgraph.graph.state import StateGraph
 from langgraph.types import interrupt
@@ -14,13 +16,31 @@ from chat.agent.model import chat_model
 from chat.agent.titles import title_of_turn
 from chat.agent.tools import TOOLS
 from runs.agents import agent
-from tests.fakes.tools import Marks, ask_tool, slow_sync_tool
+from tests.fakes.tools import Marks, ask_tool, held_sync_tool, slow_sync_tool
 
 
 @agent(title="Assistant", generate_title=title_of_turn)
 def build_graph() -> StateGraph[Any]:
     marks = Marks.from_environment()
-    return build(chat_model(), [*TOOLS, slow_sync_tool(marks), ask_tool(marks)])
+    own = [slow_sync_tool(marks), held_sync_tool(marks), leave_behind_tool(marks), ask_tool(marks)]
+    return build(chat_model(), [*TOOLS, *own])
+
+
+def leave_behind_tool(marks: Marks) -> BaseTool:
+    left = set()
+
+    async def swallow_cancels(mark: str) -> None:
+        while mark not in marks.read():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
+
+    @tool
+    async def leave_behind(mark: str) -> str:
+        """Leave a task that swallows every cancel until somebody leaves a mark."""
+        left.add(asyncio.create_task(swallow_cancels(mark)))
+        return "It is at work."
+
+    return leave_behind
 
 
 @tool

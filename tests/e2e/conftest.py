@@ -30,7 +30,7 @@ from playwright.sync_api import (
 )
 
 from tests import ROOT
-from tests.fakes.tools import MARKS_VARIABLE
+from tests.fakes.tools import MARKS_VARIABLE, Marks
 from tests.provider import RemoteProvider, provider_process, say
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -76,6 +76,7 @@ class Server:
     password: str
     provider: RemoteProvider
     process: subprocess.Popen[str]
+    marks: Marks
 
 
 @contextlib.contextmanager
@@ -105,7 +106,10 @@ def running_server(provider: RemoteProvider, data: Path, port: int = 0) -> Itera
     ) as process:
         try:
             told = _read_introduction(process)
-            yield Server(told["Address"].rstrip("/"), told["User"], told["Password"], provider, process)
+            marks = Marks(data / "marks")
+            yield Server(
+                told["Address"].rstrip("/"), told["User"], told["Password"], provider, process, marks
+            )
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

@@ -194,6 +194,35 @@ def slow_to_stop(visitor, provider) -> Page:
     return page
 
 
+@pytest.mark.parametrize(("tool", "state"), [("held_sync", "Running"), ("leave_behind", "Done")])
+def test_a_stopped_turn_says_that_something_may_still_be_at_work_until_it_has_ended(
+    visit, server, provider, tool, state
+):
+    key = uuid4().hex
+    provider.add(call(tool, mark=key), Round(words("I wait"), Hold(key)), marker=key)
+    visitor, without_script = visit(), visit(java_script_enabled=False)
+    page = visitor.new_page("/chat/")
+    send(page, f"Hold {key}")
+    working(page, "running")
+    expect(page.locator(".tool-state")).to_have_text(state)
+    stop_button(page).click()
+    working(page, "cancelled")
+    note = "Stopped. Something it started may still be at work."
+    expect(page.get_by_text(note, exact=True)).to_be_visible()
+    page.reload()
+    expect(page.get_by_text(note, exact=True)).to_be_visible()
+    plain = without_script.new_page(page.url)
+    expect(plain.get_by_text(note, exact=True)).to_be_visible()
+    working(page, "cancelled")
+
+    server.marks.write(key)
+
+    expect(page.get_by_text("Stopped", exact=True)).to_be_visible()
+    expect(page.get_by_text(note, exact=True)).to_have_count(0)
+    plain.reload()
+    expect(plain.get_by_text("Stopped", exact=True)).to_be_visible()
+
+
 def test_the_words_seen_before_stop_are_the_words_after_reload(visitor, provider):
     key = uuid4().hex
     provider.add(Round(numbered(40), Hold(key), numbered(60)), say("Going on."), marker=key)

@@ -38,9 +38,12 @@ def test_what_the_first_version_said_is_what_this_one_says(server):
 
 
 def _without_additions(said: Any) -> Any:
-    """An answer without what the first version did not say: questions of a Run, for whom a Message is."""
+    """An answer without what the first version did not say.
+
+    That is a Run's questions and stragglers, and for whom a Message is.
+    """
     if isinstance(said, dict):
-        added = {"questions"} if "on_disconnect" in said else {"audience"}
+        added = {"questions", "stragglers"} if "on_disconnect" in said else {"audience"}
         return {key: _without_additions(value) for key, value in said.items() if key not in added}
     return [_without_additions(one) for one in said] if isinstance(said, list) else said
 

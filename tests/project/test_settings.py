@@ -63,6 +63,7 @@ WRONG = [
     ("RUNS_MESSAGE_LIMIT", "1e5", "must be a whole number of at least 1"),
     ("RUNS_MAX_RESUMES", "-1", "must be a whole number of at least 0"),
     ("RUNS_QUEUE_LIMIT", "2.5", "must be a whole number of at least 1"),
+    ("RUNS_STRAGGLER_LIMIT", "0", "must be a whole number of at least 1, not '0'"),
     ("RUNS_CONCURRENCY", "\N{SUPERSCRIPT TWO}", "must be a whole number of at least 1"),
 ]
 

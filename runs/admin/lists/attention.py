@@ -61,6 +61,8 @@ def signs(runs: Sequence[Run], now: datetime) -> dict[UUID, list[str]]:
             found[run.id].append("not taken")
         elif run.is_undecided:
             found[run.id].append("undecided")
+        if run.stragglers:
+            found[run.id].append("still at work")
     return found
 
 

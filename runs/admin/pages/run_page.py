@@ -150,6 +150,7 @@ def _facts(run: Run, now: datetime) -> list[tuple[str, str | SafeString]]:
         ("On disconnect", run.on_disconnect),
         ("Resolution", run.resolution or NOTHING),
         ("Claims", number(run.claim)),
+        ("Given up on and still at work", number(run.stragglers)),
         ("History in order", "yes" if run.repaired else "not yet"),
     ]
 

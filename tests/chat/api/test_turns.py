@@ -18,6 +18,7 @@ from tests.fakes import say
 RUN = {
     "id", "session", "position", "status", "resolution", "on_disconnect", "resumes", "retries", "error",
     "questions", "cancellation", "statistics", "last_seq", "created_at", "started_at", "finished_at",
+    "stragglers",
 }  # fmt: skip
 CANCELLATION = {
     "id", "session", "run", "source", "reason", "requested_by", "accepted_at", "settled_at", "outcome",
@@ -98,6 +99,18 @@ class TestStart:
         answers = [as_alice.post(path, {"input": "x", "multitask": "enqueue"}) for _ in range(4)]
         assert answers[0].status_code == 202
         assert error_of(answers[-1]) == (429, "throttled")
+
+    def test_what_stopped_runs_have_left_at_work_has_a_limit(self, alice, bob, as_alice, as_bob):
+        session, others = open_session(alice), open_session(bob)
+        stopped = a_run(alice, RunStatus.CANCELLED, session)
+        Run.objects.filter(id=stopped).update(stragglers=5)
+        refused = as_alice.post(f"sessions/{session}/runs/", {"input": "x"})
+        assert error_of(refused) == (429, "throttled")
+        assert "still at work" in refused.json()["error"]["message"]
+        assert as_alice.get(f"runs/{stopped}/").json()["stragglers"] == 5
+        assert as_bob.post(f"sessions/{others}/runs/", {"input": "x"}).status_code == 202
+        Run.objects.filter(id=stopped).update(stragglers=4)
+        assert as_alice.post(f"sessions/{session}/runs/", {"input": "x"}).status_code == 202
 
     @pytest.mark.django_db(transaction=True)
     async def test_two_posts_in_the_same_moment_are_one_turn(self, engine, model, alice, session):

@@ -11,7 +11,7 @@ from langgraph.types import interrupt
 
 from chat import rendering
 from chat.templatetags.transcript import settled
-from runs import operations
+from runs import operations, operators
 from runs.foundation.database import in_thread
 from runs.models import Run
 from runs.states import Origin
@@ -53,6 +53,31 @@ async def test_the_first_paint_says_where_to_follow_on_and_what_is_pending(as_al
     assert 'data-cancellation-pending="false" data-cancellation-revision="2"' in page
     assert re.search(r'id="stop"[^>]* hidden', page)
     assert re.search(r"Half an answer.*Stopped", page, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("cancelled_by", "said"),
+    [
+        ("user", r">Stopped\. Something it started may still be at work\.<"),
+        ("operator", r">Stopped by an operator: Why\..*>Something it started may still be at work\.<"),
+    ],
+)
+async def test_a_stopped_turn_says_that_something_may_still_be_at_work(
+    as_alice, alice, olivia, model, cancelled_by, said
+):
+    session, run = await held_chat_of(alice, model)
+    if cancelled_by == "user":
+        await in_thread(operations.cancel_run, alice, run)
+    else:
+        await in_thread(operators.cancel, olivia, run, "Why.")
+    await waiting.status(run, "cancelled")
+    assert "still be at work" not in await html_of(as_alice, f"/chat/{session}/")
+
+    await Run.objects.filter(id=run).aupdate(stragglers=1)
+
+    page = await html_of(as_alice, f"/chat/{session}/")
+    assert re.search(said, page, re.DOTALL)
+    assert page.count("Stopped") == 1
 
 
 async def test_a_pending_cancel_disables_stop_in_the_html(as_alice, alice, model, settings):

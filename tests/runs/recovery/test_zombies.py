@@ -24,6 +24,7 @@ async def everything(harness, run_id):
 
     def rows():
         run = Run.objects.values().get(id=run_id)
+        del run["stragglers"]
         return (
             run,
             list(RunEvent.objects.filter(run=run_id).order_by("seq").values()),

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from concurrent.futures import CancelledError, Future, wait
+from queue import Queue
 
 import pytest
 
@@ -138,25 +139,19 @@ def test_giving_up_what_ends_at_that_moment_keeps_the_bound(executor):
     assert [future.result(LIMIT) for future in held] == ["late", "late"]
 
 
-def test_the_end_of_the_last_straggler_is_told_once(executor, gate):
+def test_the_end_of_each_straggler_is_told_once(executor, gate):
     token = CancelToken()
     second_gate = threading.Event()
     first, second = hold(executor, token, gate), hold(executor, token, second_gate)
-    told = []
-    idle = threading.Event()
-
-    def on_idle():
-        told.append(token.activity.stragglers())
-        idle.set()
-
-    token.activity.give_up(on_idle)
+    told = Queue()
+    token.activity.give_up(lambda: told.put(token.activity.stragglers()))
     gate.set()
     first.result(LIMIT)
-    assert told == []
+    assert told.get(timeout=LIMIT) == ActivityCount(threads=1)
     second_gate.set()
     second.result(LIMIT)
-    assert idle.wait(LIMIT)
-    assert told == [ActivityCount()]
+    assert told.get(timeout=LIMIT) == ActivityCount()
+    assert told.empty()
 
 
 def test_giving_up_on_nothing_tells_at_once():

@@ -5,7 +5,7 @@ import runs.states
 
 
 class Migration(migrations.Migration):
-    dependencies = [("runs", "0010_error_details")]
+    dependencies = [("runs", "0011_run_stragglers")]
 
     operations = [
         migrations.CreateModel(

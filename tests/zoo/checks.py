@@ -6,6 +6,7 @@ from langchain_core.messages import BaseMessage
 
 from runs import operations
 from runs.foundation.database import in_thread
+from runs.log import transcript
 from runs.models import Run, ToolCall
 from runs.states import TERMINAL_TYPES, Effect, RunStatus
 from tests.fakes.history import unsendable
@@ -29,11 +30,37 @@ async def agrees(life: Life) -> None:
 
 
 async def next_turn_completes(life: Life) -> None:
-    run = await in_thread(operations.start_turn, life.owner, life.session, NEXT)
-    ended = await terminal(run["id"])
-    assert ended.status == "completed", f"the next turn: {ended.status}, {ended.error_message}"
-    faults = _in_messages(await life.state())
-    assert not faults, "\n".join(faults)
+    """And so do those behind it. What was said before stays said, and each word is where it was heard."""
+    before = await _read(life)
+    for _ in range(3):
+        run = await in_thread(operations.start_turn, life.owner, life.session, NEXT)
+        ended = await terminal(run["id"])
+        assert ended.status == "completed", f"the next turn: {ended.status}, {ended.error_message}"
+        faults = _in_messages(await life.state())
+        assert not faults, "\n".join(faults)
+    after = await _read(life)
+    assert after[: len(before)] == before, "what was said has changed"
+    assert after == await _heard(life), "who listened heard something else than who reads"
+
+
+async def _read(life: Life) -> list[tuple[str, str]]:
+    """(text, for whom) of each message, as it is read."""
+    history = await operations.history(life.owner, life.session, audience=None)
+    return [(message["text"], message["audience"]) for message in history["messages"]]
+
+
+async def _heard(life: Life) -> list[tuple[str, str]]:
+    """The same, of who listened to all events, and takes runs that go on with a turn as one with it."""
+    turns: dict[str, transcript.Transcript] = {}
+    async for run in (
+        Run.objects.filter(session=life.session).exclude(resolution="retried").order_by("position")
+    ):
+        turns[run.message_id] = transcript.fold(run, await log_of(run.id), turns.get(run.message_id))
+    heard: list[tuple[str, str]] = []
+    for turn in turns.values():
+        heard.append((turn.user.text, "answer"))
+        heard += [(message.text, message.audience) for message in turn.messages]
+    return heard
 
 
 def nothing_started_after(life: Life, moment: float) -> None:

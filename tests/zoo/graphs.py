@@ -5,8 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    AnyMessage,
+    HumanMessage,
+    RemoveMessage,
+    ToolMessage,
+)
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import RetryPolicy
 
@@ -204,6 +212,82 @@ def mcp(ledger: Ledger) -> Built:
     return create_agent(model, [post, tools.ask(ledger)]).builder
 
 
+# Graphs that do something to their memory
+
+
+def _before(name: str, node: Any, model: PlannedModel, ledger: Ledger) -> Built:
+    """The usual shape, with a node that comes first."""
+    graph: Built = StateGraph(MessagesState)
+    graph.add_node(name, node)
+    graph.add_node("model", _asking(model))
+    graph.add_node("tools", ToolNode([tools.note(ledger), tools.ask(ledger)]))
+    graph.add_edge(START, name)
+    graph.add_edge(name, "model")
+    graph.add_conditional_edges("model", tools_condition)
+    graph.add_edge("tools", "model")
+    return graph
+
+
+def rewriting(ledger: Ledger) -> Built:
+    """Says the user's words anew, without their id."""
+
+    def rewrite(state: MessagesState) -> dict[str, Any]:
+        *before, last = state["messages"]
+        return {"messages": [RemoveMessage(REMOVE_ALL_MESSAGES), *before, HumanMessage(last.content)]}
+
+    return _before("rewrite", rewrite, PlannedModel(ledger=ledger, plan=[[("note", "one")]]), ledger)
+
+
+def trimming(ledger: Ledger) -> Built:
+    """Remembers nothing of earlier turns."""
+
+    def trim(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [RemoveMessage(str(message.id)) for message in state["messages"][:-1]]}
+
+    return _before("trim", trim, PlannedModel(ledger=ledger, plan=[[("note", "one")]]), ledger)
+
+
+def summarising(ledger: Ledger) -> Built:
+    """langchain's agent, with a summary in place of all but the last messages, also in mid-turn."""
+    from langchain.agents import create_agent
+    from langchain.agents.middleware import SummarizationMiddleware
+
+    writer = PlannedModel(ledger=ledger, who="writer", words="A summary.")
+    model = PlannedModel(ledger=ledger, plan=[[("note", "one")]])
+    summary = SummarizationMiddleware(writer, trigger=("messages", 6), keep=("messages", 4))
+    return create_agent(model, [tools.note(ledger), tools.ask(ledger)], middleware=[summary]).builder
+
+
+def routing(ledger: Ledger) -> Built:
+    """Asks a model where to go, and keeps nothing of what it says."""
+    router = PlannedModel(ledger=ledger, who="router")
+
+    async def route(state: MessagesState) -> None:
+        await router.ainvoke(state["messages"])
+
+    return _before("route", route, PlannedModel(ledger=ledger, plan=[[("note", "one")]]), ledger)
+
+
+def plain(ledger: Ledger) -> Built:
+    """Gives its messages as data."""
+    model = PlannedModel(ledger=ledger, plan=[[("note", "one")]])
+
+    def greet(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [{"role": "assistant", "content": "Let me see."}]}
+
+    return _before("greet", greet, model, ledger)
+
+
+def remembering(ledger: Ledger) -> Built:
+    """A node that is a graph with a memory of its own."""
+    inner = PlannedModel(ledger=ledger, who="inner", plan=[[("note", "one")]])
+    memory = _round_trip(_asking(inner), ToolNode([tools.note(ledger)])).compile(checkpointer=True)
+    graph: Built = StateGraph(MessagesState)
+    graph.add_node("memory", memory)
+    graph.add_edge(START, "memory")
+    return graph
+
+
 GRAPHS = {
     "loop": Graph(
         loop,
@@ -249,6 +333,28 @@ GRAPHS = {
         ("tool.start look 1", "llm.chunk inner 1", "tool.start note 1"),
         "tool.start note 1",
         foreign=frozenset({"task"}),
+    ),
+    **{
+        name: Graph(
+            build,
+            (*first, "outer 3", "note", "outer 3"),
+            ("llm.chunk outer 2", "tool.start note 1", "llm.chunk outer 5"),
+            "tool.start note 1",
+        )
+        for name, build, first in (
+            ("rewriting", rewriting, ()),
+            ("trimming", trimming, ()),
+            ("summarising", summarising, ()),
+            ("routing", routing, ("router 3",)),
+            ("plain", plain, ()),
+        )
+    },
+    "remembering": Graph(
+        remembering,
+        ("inner 3", "note", "inner 3"),
+        ("llm.chunk inner 2", "tool.start note 1", "llm.chunk inner 5"),
+        "tool.start note 1",
+        asks=False,
     ),
     "mcp": Graph(mcp, ("outer 3", "post", "outer 3"), ("tool.start post 1",), ""),
 }

@@ -31,7 +31,7 @@ from runs.models import Run
 from runs.states import Effect, ErrorCode, RunStatus
 from runs.stopping import cancel_token, grades, tracking
 from runs.stopping.cancel_token import CancelToken
-from runs.translation import callbacks, tool_gate
+from runs.translation import callbacks, gated_nodes, tool_gate
 from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
 from runs.worker import graph_input, without_checkpoints
@@ -135,7 +135,7 @@ class Execution:
             agent = agents.built(name)
             if agent is None:
                 agent = await in_thread(agents.load, name)
-            tool_gate.wrap(agent.tool_nodes)
+            gated_nodes.wrap(agent.tool_nodes)
             self._log.gated_tools = agent.gated_tools
             self._translator.tools.gated_tools = agent.gated_tools
             self._graph = agent.graph_on(self._saver)
@@ -154,7 +154,7 @@ class Execution:
         context.run(cancel_token.current.set, self.token)
         context.run(callbacks.current.set, self._translator.handler)
         gate = tool_gate.ToolGate(self._translator.tools, self.token, self._log.flush)
-        context.run(tool_gate.gate.set, gate)
+        context.run(tool_gate.current.set, gate)
         graph_task = asyncio.create_task(self._stream(given), name=f"graph {self.run.id}", context=context)
         limits = asyncio.create_task(self._keep_limits(), name=f"limits {self.run.id}")
         try:

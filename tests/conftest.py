@@ -47,7 +47,7 @@ if ON_SERVICES:
 import pytest  # noqa: E402
 from asgiref.sync import SyncToAsync  # noqa: E402
 from django.core.cache import cache  # noqa: E402
-from django.db import connections  # noqa: E402
+from django.db import connection, connections  # noqa: E402
 
 from runs import agents  # noqa: E402
 
@@ -120,9 +120,22 @@ def _loops_end_their_connections() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None) -> Iterator[None]:
     """At the end, give back the connection of the thread in which synchronous views ran: the end of a
-    request does that, but Django's test client keeps it from doing so."""
+    request does that, but Django's test client keeps it from doing so. What is connected all the same, a
+    thread that a test gave up on, say, does not keep the database from being deleted.
+    """
     yield
     SyncToAsync.single_thread_executor.submit(connections.close_all).result()
+    if ON_SERVICES:
+        creation: Any = connection.creation
+        creation._destroy_test_db = _drop_with_its_sessions
+
+
+def _drop_with_its_sessions(test_database_name: str, verbosity: int) -> None:
+    """As Django does it, but sessions that are left are ended and not waited for."""
+    on_postgresql: Any = connection
+    on_postgresql.close_pool()
+    with on_postgresql.creation._nodb_cursor() as cursor:
+        cursor.execute(f"DROP DATABASE {connection.ops.quote_name(test_database_name)} WITH (FORCE)")
 
 
 @pytest.fixture(autouse=True)

@@ -267,7 +267,7 @@ RUNS_RUN_TIMEOUT = environment.seconds("RUNS_RUN_TIMEOUT", 900)
 RUNS_IDLE_TIMEOUT = environment.seconds("RUNS_IDLE_TIMEOUT", 60)
 RUNS_TOOL_TIMEOUT = environment.seconds("RUNS_TOOL_TIMEOUT", 120)
 RUNS_DRAIN_TIMEOUT = environment.seconds("RUNS_DRAIN_TIMEOUT", 10)
-RUNS_STEP_LIMIT = environment.count("RUNS_STEP_LIMIT", 50)
+RUNS_STEP_LIMIT = environment.count("RUNS_STEP_LIMIT", 1000)
 RUNS_RESULT_LIMIT = environment.count("RUNS_RESULT_LIMIT", 1_000_000)  # characters of what a tool returns
 RUNS_MESSAGE_LIMIT = environment.count("RUNS_MESSAGE_LIMIT", 100_000)  # characters
 RUNS_MAX_RESUMES = environment.count("RUNS_MAX_RESUMES", 3, least=0)

@@ -1,4 +1,4 @@
-"""The configured agents: a name, and the function that returns its uncompiled graph."""
+"""The configured agents: a name, and the function that returns its graph, compiled or not."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BuildGraph: TypeAlias = Callable[[], "StateGraph[Any, Any, Any, Any]"]
+BuildGraph: TypeAlias = Callable[
+    [], "StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any]"
+]
 GenerateTitle: TypeAlias = Callable[[str, str], Awaitable[str | None]]
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +34,7 @@ class Policy:
     on_interrupt: str = "ask"  # "ask", "resume" or "dismiss": what happens to an interrupted run
     idempotent_tools: frozenset[str] = field(default_factory=frozenset)  # may run twice without harm
     generate_title: GenerateTitle | None = None  # (user's text, answer) -> title, or None to keep the words
+    recursion_limit: int | None = None  # steps of a run, up to RUNS_STEP_LIMIT; None: the graph's own limit
 
 
 def agent(**policy: Any) -> Callable[[F], F]:
@@ -87,7 +90,8 @@ def load(name: str) -> Agent:
     agent = built(name)
     if agent is None:
         build = _function(name)
-        graph = build().compile()
+        found: Any = build()
+        graph = found if hasattr(found, "invoke") else found.compile()
         agent = Agent(name, getattr(build, "policy", Policy()), graph, tool_nodes.find(graph))
         _built[name, settings.AGENTS[name]] = agent
     return agent

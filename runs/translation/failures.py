@@ -1,8 +1,8 @@
 """Why a turn failed: a code, and a sentence for the person who reads it."""
 
+import re
 from collections.abc import Iterator
 
-from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
 from runs.foundation.database import DATABASE_UNAVAILABLE
@@ -25,8 +25,7 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     ``error_code``.
     """
     if isinstance(error, GraphRecursionError):
-        limit = settings.RUNS_STEP_LIMIT
-        return Failure(ErrorCode.STEP_LIMIT, f"The agent took {limit} steps, its limit, without an answer.")
+        return Failure(ErrorCode.STEP_LIMIT, _of_step_limit(error))
     if isinstance(error, NodeCancelledError):
         return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
     for cause in causes(error):
@@ -39,6 +38,13 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
         if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
     return INTERNAL
+
+
+def _of_step_limit(error: GraphRecursionError) -> str:
+    """With the limit that was reached, which may be that of a graph inside. Only these words have it."""
+    limit = re.search(r"limit of (\d+)", str(error))
+    steps = f"{limit[1]} steps, its limit," if limit else "as many steps as it may"
+    return f"The agent took {steps} without an answer."
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

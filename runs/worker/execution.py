@@ -34,7 +34,7 @@ from runs.stopping.cancel_token import CancelToken
 from runs.translation import callbacks, gated_nodes, tool_gate
 from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
-from runs.worker import graph_input, without_checkpoints
+from runs.worker import graph_input, step_limit, without_checkpoints
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
 from runs.worker.refusals import reason_to_ask_again
 
@@ -138,6 +138,7 @@ class Execution:
             gated_nodes.wrap(agent.tool_nodes)
             self._log.gated_tools = agent.gated_tools
             self._translator.tools.gated_tools = agent.gated_tools
+            self._step_limit = step_limit.of(agent)
             self._graph = agent.graph_on(self._saver)
             if self._fenced:
                 raise Fenced  # before the repair of earlier turns, which writes checkpoints
@@ -189,7 +190,7 @@ class Execution:
     async def _stream(self, given: Any) -> None:
         config: RunnableConfig = {
             "configurable": {"thread_id": str(self.run.session_id)},
-            "recursion_limit": settings.RUNS_STEP_LIMIT,
+            "recursion_limit": self._step_limit,
         }
         chunks: Any = self._graph.astream(
             given,

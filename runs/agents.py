@@ -92,9 +92,19 @@ def load(name: str) -> Agent:
         build = _function(name)
         found: Any = build()
         graph = found if hasattr(found, "invoke") else found.compile()
+        _hide_remote_graphs(graph)
         agent = Agent(name, getattr(build, "policy", Policy()), graph, tool_nodes.find(graph))
         _built[name, settings.AGENTS[name]] = agent
     return agent
+
+
+def _hide_remote_graphs(graph: "CompiledStateGraph[Any, Any, Any, Any]") -> None:
+    """Read no state from their servers, which may not answer. What they remember is no part of ours."""
+    from langgraph.pregel import Pregel
+
+    for _, subgraph in (("", graph), *graph.get_subgraphs(recurse=True)):
+        for node in subgraph.nodes.values() if isinstance(subgraph, Pregel) else ():
+            node.subgraphs = [one for one in node.subgraphs if isinstance(one, Pregel)]
 
 
 def warm_up() -> None:

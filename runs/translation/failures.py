@@ -22,7 +22,7 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     """The Error of a run whose graph raised ``error``.
 
     That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
-    ``error_code``.
+    ``error_code``, and by ``user_message`` a sentence for the user.
     """
     if isinstance(error, GraphRecursionError):
         return Failure(ErrorCode.STEP_LIMIT, _of_step_limit(error))
@@ -30,7 +30,7 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
         return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
     for cause in causes(error):
         if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
-            return Failure(ErrorCode(code), _said(cause))
+            return Failure(ErrorCode(code), getattr(cause, "user_message", None) or _said(cause))
         if any(cause is one for one in errors.of_provider):
             return Failure(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):

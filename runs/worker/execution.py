@@ -34,12 +34,13 @@ from runs.stopping.cancel_token import CancelToken
 from runs.translation import callbacks, gated_nodes, tool_gate
 from runs.translation.failures import INTERNAL
 from runs.translation.translator import Translator
-from runs.worker import graph_input, step_limit, without_checkpoints
+from runs.worker import graph_input, remote_graphs, step_limit, without_checkpoints
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
 from runs.worker.refusals import reason_to_ask_again
 
 logger = logging.getLogger(__name__)
 
+remote_graphs.adapt()
 without_checkpoints.allow()
 
 P = ParamSpec("P")

@@ -61,12 +61,6 @@ class Agent:
         """The names of the tools that ToolNodes run, so that their starts are committed before they begin."""
         return frozenset(name for node in self.tool_nodes for name in node.tools_by_name)
 
-    @property
-    def step_limit(self) -> int:
-        """How many steps a run may take."""
-        own = self.policy.recursion_limit or (self.graph.config or {}).get("recursion_limit")
-        return min(own or settings.RUNS_STEP_LIMIT, settings.RUNS_STEP_LIMIT)
-
     def graph_on(self, saver: Any) -> "CompiledStateGraph[Any, Any, Any, Any]":
         """The graph with ``saver`` as its checkpointer."""
         return self.graph.copy(update={"checkpointer": saver})
@@ -98,9 +92,19 @@ def load(name: str) -> Agent:
         build = _function(name)
         found: Any = build()
         graph = found if hasattr(found, "invoke") else found.compile()
+        _hide_remote_graphs(graph)
         agent = Agent(name, getattr(build, "policy", Policy()), graph, tool_nodes.find(graph))
         _built[name, settings.AGENTS[name]] = agent
     return agent
+
+
+def _hide_remote_graphs(graph: "CompiledStateGraph[Any, Any, Any, Any]") -> None:
+    """Read no state from their servers, which may not answer. What they remember is no part of ours."""
+    from langgraph.pregel import Pregel
+
+    for _, subgraph in (("", graph), *graph.get_subgraphs(recurse=True)):
+        for node in subgraph.nodes.values() if isinstance(subgraph, Pregel) else ():
+            node.subgraphs = [one for one in node.subgraphs if isinstance(one, Pregel)]
 
 
 def warm_up() -> None:

@@ -74,7 +74,7 @@ class Multitask(models.TextChoices):
 class ErrorCode(models.TextChoices):
     """Why a run failed."""
 
-    PROVIDER = "provider"  # the model's provider refused, broke off or went silent
+    PROVIDER = "provider"  # the model's provider or a remote graph refused, broke off or went silent
     TIMEOUT = "timeout"  # the run's deadline passed
     STEP_LIMIT = "step_limit"  # the graph took more steps than the agent may
     TOOL = "tool"  # a tool raised in a graph that does not handle it, or was called wrongly too often

@@ -21,7 +21,6 @@ DATABASE_AWAY = Failure(
 INTERNAL = Failure(
     ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
 )
-REMOTE = Failure(ErrorCode.PROVIDER, "A part of the agent that runs on another server failed.")
 _BY_CODE = {
     ErrorCode.PROVIDER: "The model's provider broke off.",
     ErrorCode.TIMEOUT: "The turn took too long.",
@@ -49,9 +48,7 @@ def kind_of(error: BaseException, errors: RaisedErrors) -> Failure:
     for the user.
     """
     if isinstance(error, GraphRecursionError):
-        limit = re.search(r"limit of (\d+)", str(error))  # of the graph that raised it: perhaps an inner one
-        steps = f"{limit[1]} steps, its limit," if limit else "as many steps as it may"
-        return Failure(ErrorCode.STEP_LIMIT, f"The agent took {steps} without an answer.")
+        return Failure(ErrorCode.STEP_LIMIT, _of_step_limit(error))
     if isinstance(error, NodeCancelledError):
         return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
     for cause in causes(error):
@@ -64,15 +61,14 @@ def kind_of(error: BaseException, errors: RaisedErrors) -> Failure:
             return Failure(ErrorCode.TOOL, _BY_CODE[ErrorCode.TOOL])
         if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
-        if _is_of_remote_graph(cause):
-            return REMOTE
     return INTERNAL
 
 
-def _is_of_remote_graph(error: BaseException) -> bool:
-    """By names: to load the classes takes time, and most agents have no such graph."""
-    kind = type(error)
-    return kind.__name__ == "RemoteException" or kind.__module__.partition(".")[0] == "langgraph_sdk"
+def _of_step_limit(error: GraphRecursionError) -> str:
+    """With the limit that was reached, which may be that of a graph inside. Only these words have it."""
+    limit = re.search(r"limit of (\d+)", str(error))
+    steps = f"{limit[1]} steps, its limit," if limit else "as many steps as it may"
+    return f"The agent took {steps} without an answer."
 
 
 def _of_itself(error: BaseException, code: ErrorCode) -> Failure:

@@ -1,48 +1,34 @@
 """Stands around each call of a ToolNode, so that what is said of its effect is known.
 
 The start of a call is committed before its tool begins. Nothing begins after a cancel. What a call has given
-is kept and given again when its step starts over, after a question or a crash. LangGraph numbers the
-questions of a step and the graphs that are called in it by the order in which they come, and calls run side
-by side; so each call gets numbers of its own, and its answers reach no other call.
+is kept and given again when its step starts over, after a question or a crash.
 """
 
 import asyncio
 import concurrent.futures
-import functools
-import itertools
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextvars import ContextVar, copy_context
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from langgraph._internal._constants import CONFIG_KEY_SCRATCHPAD, CONFIG_KEY_STREAM
-from langgraph._internal._scratchpad import PregelScratchpad
 from langgraph.errors import GraphInterrupt
-from langgraph.types import Interrupt, _interrupt_id
 
 from runs.foundation.values import clean
 from runs.stopping.cancel_token import CancelToken, RunCancelled
-from runs.translation import bounds
+from runs.translation import bounds, tool_step
+from runs.translation.tool_step import Numbers, Step
 from runs.translation.tools import Kept, ToolTranslation
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
 T = TypeVar("T")
 
-Execute: TypeAlias = "Callable[[ToolCallRequest], Any]"
-Wrapper: TypeAlias = "Callable[[ToolCallRequest, Execute], Any]"
-
 # Seconds that a call waits until all that came before it was told. Only a graph whose stream somebody else
 # reads is not told of at once.
 _PATIENCE = 1.0
-# Of the numbers of the graphs that are called in a step, so many belong to each call.
-_GRAPHS_OF_A_CALL = 1000
-# No answer has this number.
-_UNANSWERED = 1_000_000
 
 
 class Mark:
@@ -55,104 +41,6 @@ class Mark:
         """It has come out of the stream."""
         if not self.passed.done():
             self.passed.set_result(None)
-
-
-class _Step:
-    """The calls that one execution of a ToolNode runs side by side, in the order of their message."""
-
-    def __init__(self, calls: Sequence[str], scratchpad: PregelScratchpad | None, namespace: str) -> None:
-        self.calls = calls
-        self._scratchpad = scratchpad
-        self._namespace = namespace
-        self._answered = len(scratchpad.resume) if scratchpad is not None else 0
-        self._begun: list[int] = []
-        self._ended: set[int] = set()
-        self._questions: dict[int, GraphInterrupt] = {}
-        self._all_ended = asyncio.Event()
-        self._lock = threading.Lock()
-
-    def begin(self, call_id: str) -> int:
-        """The place of a call among them. An id that repeats stands for each of its places in turn."""
-        with self._lock:
-            places = [place for place, one in enumerate(self.calls) if one == call_id]
-            place = next((place for place in places if place not in self._begun), len(self.calls))
-            self._begun.append(place)
-            return place
-
-    def numbers(self, place: int, earlier: "Sequence[Kept | None]") -> "_Numbers | None":
-        """The numbers of the call at this place; ``earlier`` is what the calls before it have given."""
-        if self._scratchpad is None:
-            return None
-        questions = 0
-        for kept in earlier:
-            if kept is None:
-                # A call before it may still have questions to ask. So far none of its own was answered.
-                return _Numbers(self._scratchpad, _UNANSWERED, place, takes_answers=False)
-            questions += kept.questions
-        return _Numbers(self._scratchpad, questions, place, takes_answers=True)
-
-    def asked(self, place: int, question: GraphInterrupt) -> None:
-        """The call at this place asks the user something."""
-        self._questions[place] = question
-
-    def end(self, place: int) -> None:
-        """The call at this place goes no further."""
-        self._ended.add(place)
-        if len(self._ended) >= len(self.calls):
-            self._all_ended.set()
-
-    async def wait(self) -> None:
-        """Until no call goes on. When one asks, LangGraph does not wait for the others."""
-        await self._all_ended.wait()
-
-    def first_question(self) -> GraphInterrupt | None:
-        """The question of the first call that asks. The others ask after it has been answered."""
-        if not self._questions:
-            return None
-        (interrupts,) = self._questions[min(self._questions)].args[:1] or ((),)
-        return GraphInterrupt(tuple(map(self._numbered, interrupts)))
-
-    def _numbered(self, interrupt: Interrupt) -> Interrupt:
-        """With the id of the question that comes next, if it is one of the step and not of a graph in it.
-
-        A call before it may have taken an answer since it was asked.
-        """
-        if self._scratchpad is None or interrupt.id != _interrupt_id(self._namespace, self._answered):
-            return interrupt
-        return replace(interrupt, id=_interrupt_id(self._namespace, len(self._scratchpad.resume)))
-
-
-class _Numbers:
-    """What LangGraph counts for one call: its questions, and the graphs that it calls."""
-
-    def __init__(
-        self, shared: PregelScratchpad, first_question: int, place: int, *, takes_answers: bool
-    ) -> None:
-        questions = itertools.count(first_question)
-        graphs = itertools.count(place * _GRAPHS_OF_A_CALL)
-        self._first = first_question
-        self._asked = 0
-        self._shared = shared
-
-        def next_question() -> int:
-            self._asked += 1
-            return next(questions)
-
-        self.scratchpad = replace(
-            shared,
-            interrupt_counter=next_question,
-            subgraph_counter=graphs.__next__,
-            get_null_resume=shared.get_null_resume if takes_answers else _no_answer,
-        )
-
-    @property
-    def answered(self) -> int:
-        """How many questions of the call were answered."""
-        return max(min(self._asked, len(self._shared.resume) - self._first), 0)
-
-
-def _no_answer(consume: bool = False) -> None:
-    return None
 
 
 class ToolGate:
@@ -212,104 +100,10 @@ class ToolGate:
 
 
 # The gate of the execution in whose context we are.
-gate: ContextVar[ToolGate | None] = ContextVar("tool_gate", default=None)
-_step: ContextVar[_Step | None] = ContextVar("tool_step", default=None)
+current: ContextVar[ToolGate | None] = ContextVar("tool_gate", default=None)
 
 
-def wrap(nodes: "Iterable[ToolNode]") -> None:
-    """Put a gate around each call of these ToolNodes, once."""
-    for node in nodes:
-        if not hasattr(node, "_gate"):
-            node._gate = True  # type: ignore[attr-defined]
-            _wrap(node)
-
-
-def _wrap(node: "ToolNode") -> None:
-    run_step, run_step_in_thread = node.afunc, node.func
-    own, own_in_thread = node._awrap_tool_call, node._wrap_tool_call
-    around = own or (functools.partial(_in_thread, own_in_thread) if own_in_thread else _execute)
-    node._awrap_tool_call = functools.partial(_call, around)
-    node._wrap_tool_call = functools.partial(_call_in_thread, own_in_thread or _execute)
-    node.afunc = functools.partial(_run_step, node, run_step)
-    node.func = functools.partial(_run_step_in_thread, node, run_step_in_thread)
-
-
-def _execute(request: "ToolCallRequest", execute: Execute) -> Any:
-    return execute(request)
-
-
-async def _in_thread(own: Wrapper, request: "ToolCallRequest", execute: Execute) -> Any:
-    """Call an agent's synchronous wrapper where it does not block the loop."""
-    loop = asyncio.get_running_loop()
-
-    def execute_on_loop(changed: "ToolCallRequest") -> Any:
-        return asyncio.run_coroutine_threadsafe(execute(changed), loop).result()
-
-    return await loop.run_in_executor(None, copy_context().run, own, request, execute_on_loop)
-
-
-# A step
-
-
-def _open_step(node: "ToolNode", given: Any, config: "RunnableConfig") -> _Step:
-    calls, _ = node._parse_input(given)
-    configurable = config.get("configurable", {})
-    scratchpad = configurable.get(CONFIG_KEY_SCRATCHPAD)
-    return _Step(
-        [clean(call["id"] or "") for call in calls],
-        scratchpad if isinstance(scratchpad, PregelScratchpad) else None,
-        configurable.get("checkpoint_ns", ""),
-    )
-
-
-async def _run_step(node: "ToolNode", run: Any, given: Any, config: "RunnableConfig", **options: Any) -> Any:
-    here = gate.get()
-    if here is None:
-        return await run(given, config=config, **options)
-    step = _open_step(node, given, config)
-    before = _step.set(step)
-    try:
-        result = await run(given, config=config, **options)
-    except Exception as error:  # noqa: BLE001 - it is raised again
-        await step.wait()
-        raise _raised(step, error) from None
-    finally:
-        _step.reset(before)
-    here.tools.forget(step.calls)
-    return result
-
-
-def _run_step_in_thread(
-    node: "ToolNode", run: Any, given: Any, config: "RunnableConfig", **options: Any
-) -> Any:
-    here = gate.get()
-    if here is None or here.is_on_loop:
-        return run(given, config=config, **options)
-    step = _open_step(node, given, config)
-    before = _step.set(step)
-    try:
-        result = run(given, config=config, **options)  # waits for all of its threads
-    except Exception as error:  # noqa: BLE001 - it is raised again
-        raise _raised(step, error) from None
-    finally:
-        _step.reset(before)
-    here.wait_for(_forget(here, step))
-    return result
-
-
-async def _forget(here: ToolGate, step: _Step) -> None:
-    here.tools.forget(step.calls)
-
-
-def _raised(step: _Step, error: Exception) -> Exception:
-    """What a step raises that was left by an error or a question."""
-    return (step.first_question() or error) if isinstance(error, GraphInterrupt) else error
-
-
-# A call
-
-
-class _Call:
+class GatedCall:
     """One call of a step. Its coroutines run on the loop; the rest may be called from any thread."""
 
     def __init__(self, here: ToolGate, request: "ToolCallRequest") -> None:
@@ -317,8 +111,8 @@ class _Call:
         self._here = here
         self._config = request.runtime.config
         self._namespace: tuple[str, ...] = ()
-        self._numbers: _Numbers | None = None
-        self._step = _step.get() or _Step([self.id], None, "")
+        self._numbers: Numbers | None = None
+        self._step = tool_step.current.get() or Step([self.id], None, "")
         self._place = self._step.begin(self.id)
 
     async def enter(self) -> "Kept | None":
@@ -353,45 +147,3 @@ class _Call:
     def leave(self) -> None:
         """It goes no further."""
         self._step.end(self._place)
-
-
-async def _call(around: Wrapper, request: "ToolCallRequest", execute: Execute) -> Any:
-    here = gate.get()
-    if here is None:
-        return await around(request, execute)
-    call = _Call(here, request)
-
-    async def start_and_execute(changed: "ToolCallRequest") -> Any:
-        await call.start(changed)
-        return await execute(changed)
-
-    try:
-        kept = await call.enter()
-        return kept.result if kept is not None else await call.end(await around(request, start_and_execute))
-    except GraphInterrupt as question:
-        call.ask(question)
-        raise
-    finally:
-        call.leave()
-
-
-def _call_in_thread(around: Wrapper, request: "ToolCallRequest", execute: Execute) -> Any:
-    here = gate.get()
-    if here is None or here.is_on_loop:
-        return around(request, execute)
-    call = _Call(here, request)
-
-    def start_and_execute(changed: "ToolCallRequest") -> Any:
-        here.wait_for(call.start(changed))
-        return execute(changed)
-
-    try:
-        kept = here.wait_for(call.enter())
-        return (
-            kept.result if kept is not None else here.wait_for(call.end(around(request, start_and_execute)))
-        )
-    except GraphInterrupt as question:
-        call.ask(question)
-        raise
-    finally:
-        call.leave()

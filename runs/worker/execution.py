@@ -32,15 +32,16 @@ from runs.models import Run
 from runs.states import Effect, ErrorCode, RunStatus
 from runs.stopping import cancel_token, grades, tracking
 from runs.stopping.cancel_token import CancelToken
-from runs.translation import callbacks, tool_gate
+from runs.translation import callbacks, gated_nodes, tool_gate
 from runs.translation.failures import INTERNAL, with_details
 from runs.translation.translator import Translator
-from runs.worker import graph_input, remote_graphs, without_checkpoints
+from runs.worker import graph_input, remote_graphs, step_limit, without_checkpoints
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
 from runs.worker.refusals import reason_to_ask_again
 
 logger = logging.getLogger(__name__)
 
+remote_graphs.adapt()
 without_checkpoints.allow()
 
 P = ParamSpec("P")
@@ -142,11 +143,10 @@ class Execution:
             agent = agents.built(name)
             if agent is None:
                 agent = await in_thread(agents.load, name)
-            tool_gate.wrap(agent.tool_nodes)
+            gated_nodes.wrap(agent.tool_nodes)
             self._log.gated_tools = agent.gated_tools
             self._translator.tools.gated_tools = agent.gated_tools
-            remote_graphs.adapt()
-            self._step_limit = agent.step_limit
+            self._step_limit = step_limit.of(agent)
             self._graph = agent.graph_on(self._saver)
             if self._fenced:
                 raise Fenced  # before the repair of earlier turns, which writes checkpoints
@@ -166,7 +166,7 @@ class Execution:
         context.run(cancel_token.current.set, self.token)
         context.run(callbacks.current.set, self._translator.handler)
         gate = tool_gate.ToolGate(self._translator.tools, self.token, self._log.flush)
-        context.run(tool_gate.gate.set, gate)
+        context.run(tool_gate.current.set, gate)
         stream = self._stream(start.input)
         graph_task = asyncio.create_task(stream, name=f"graph {self.run.id}", context=context)
         limits = asyncio.create_task(self._keep_limits(), name=f"limits {self.run.id}")

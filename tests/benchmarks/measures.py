@@ -37,6 +37,8 @@ class Sizes:
     http_tokens: int
     rate: int  # tokens a second of each run, when paced
     paced_seconds: int
+    calls: int  # of a tool, in a turn
+    calling_turns: int
     stops: int  # tries of each kind
     turns: tuple[int, ...]  # of a growing session, those that are reported
 
@@ -50,6 +52,8 @@ FULL = Sizes(
     http_tokens=100,
     rate=50,
     paced_seconds=6,
+    calls=20,
+    calling_turns=20,
     stops=40,
     turns=(1, 50, 100, 200),
 )
@@ -62,6 +66,8 @@ QUICK = Sizes(
     http_tokens=20,
     rate=50,
     paced_seconds=1,
+    calls=3,
+    calling_turns=2,
     stops=2,
     turns=(1, 10),
 )
@@ -177,6 +183,37 @@ async def http_throughput(bench: Bench) -> list[Figure]:
     ]
 
 
+async def tools(bench: Bench) -> list[Figure]:
+    """What calls of a tool cost, in a row and together, and how much of that is the engine's gate."""
+    sides: dict[str, tuple[RawLangGraph | Product, str]] = {
+        "raw": (bench.raw, "tools"),
+        "gated": (bench.product, "tools"),
+        "ungated": (bench.product, "ungated"),
+    }
+    calls = bench.sizes.calls
+    figures = []
+    for how in ("in a row", "together"):
+        turns: list[dict[str, Batch]] = []
+        for _ in range(bench.sizes.calling_turns + 1):
+            taken = {}
+            for name in random.sample(list(sides), len(sides)):
+                side, agent = sides[name]
+                taken[name] = await side.batch(agent, f"call {calls} {how}")
+            turns.append(taken)
+        del turns[0]  # it warmed up
+        for name, called in (("gated", ""), ("ungated", ", without the gate")):
+            seconds = [(taken["raw"].seconds * 1000, taken[name].seconds * 1000) for taken in turns]
+            figures.append(compared("tools", f"{calls} calls {how}{called}", "ms", seconds))
+            # Of all together, since the clock of a process is coarser than a turn.
+            raw, product = (sum(taken[one].cpu for taken in turns) / len(turns) for one in ("raw", name))
+            figures.append(
+                compared("tools", f"CPU, {calls} calls {how}{called}", "ms", [(raw * 1000, product * 1000)])
+            )
+        gate = median((taken["gated"].seconds - taken["ungated"].seconds) / calls for taken in turns)
+        figures.append(Figure("tools", f"the gate, {how}", "ms/call", product=gate * 1000))
+    return figures
+
+
 async def stop(bench: Bench) -> list[Figure]:
     """From sending the cancel on the socket to the provider's seeing its stream closed."""
     figures = []
@@ -241,6 +278,7 @@ MEASURES: dict[str, Measure] = {
     "throughput": throughput,
     "pace": pace,
     "http": http_throughput,
+    "tools": tools,
     "stop": stop,
     "stop_across": stop_across,
     "growth": growth,

@@ -71,6 +71,14 @@ class TestQuickMode:
         assert 0 < kept["product"] <= 1
         assert figures["median from due to arrival"]["product"] > 0
 
+    def test_turns_with_tools_are_timed_with_and_without_the_gate(self, told):
+        figures = figures_of(told, "tools")
+        for how in ("in a row", "together"):
+            name = f"{QUICK.calls} calls {how}"
+            assert figures[name]["ratio"] > 0
+            assert figures[f"{name}, without the gate"]["ratio"] > 0
+            assert figures[f"the gate, {how}"]["product"] is not None
+
     def test_a_stop_reaches_the_provider_after_it_was_sent(self, told):
         for measure, number in (("stop", 4), ("stop_across", 2)):
             figures = figures_of(told, measure)

@@ -15,7 +15,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field
 
-from tests.provider.ledger import Call, Ledger, prompt_words
+from tests.provider.ledger import Call, Ledger
 from tests.provider.script import (
     CallPiece,
     Disconnect,
@@ -27,7 +27,6 @@ from tests.provider.script import (
     Silence,
     Step,
     Text,
-    Usage,
 )
 from tests.provider.strict import fault_in
 
@@ -40,14 +39,39 @@ class ProviderFailure(Exception):
         self.status_code = status_code
 
 
-class ScriptedModel(BaseChatModel):
+class StreamingModel(BaseChatModel):
+    """A chat model that only streams. Bound tools are offered to nobody."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        return self
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
+
+
+class ScriptedModel(StreamingModel):
     """A chat model that says what its script says, at the speed the script asks for.
 
     With ``strict`` it refuses a history that is not well-formed, as the provider does. Usage styles work
-    as over HTTP. Bound tools are offered to nobody: the script decides what is called.
+    as over HTTP. The script decides what is called.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     script: Script = Field(default_factory=Script)
     ledger: Ledger = Field(default_factory=Ledger)
@@ -64,9 +88,6 @@ class ScriptedModel(BaseChatModel):
     @property
     def calls(self) -> list[Call]:
         return self.ledger.calls
-
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        return self
 
     def _open(self, messages: list[BaseMessage]) -> tuple[Call, Round]:
         history = convert_to_openai_messages(messages)
@@ -153,24 +174,6 @@ class ScriptedModel(BaseChatModel):
         finally:
             self.ledger.end(call, "closed", played)
 
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
-
 
 def _raise_failure(step: Step) -> None:
     if isinstance(step, Failure):
@@ -193,7 +196,7 @@ def _next_chunk(step: Step, call: Call, played: Round) -> ChatGenerationChunk | 
 
 
 def _last_chunk(call: Call, played: Round) -> ChatGenerationChunk:
-    usage = _bill(call, played)
+    usage = call.usage(played)
     reported = _usage(usage.prompt, usage.completion, usage.cached, usage.reasoning)
     message = AIMessageChunk(content="", chunk_position="last")
     message.usage_metadata = reported if played.style == "last" else None
@@ -201,13 +204,9 @@ def _last_chunk(call: Call, played: Round) -> ChatGenerationChunk:
     return ChatGenerationChunk(message=message, generation_info={"finish_reason": "stop"})
 
 
-def _bill(call: Call, played: Round) -> Usage:
-    return played.usage or Usage(prompt_words(call.messages), played.chunks)
-
-
 def _usage_so_far(call: Call, played: Round) -> UsageMetadata:
     """The usage on the chunk that is sent next."""
-    usage = _bill(call, played)
+    usage = call.usage(played)
     so_far, before = (usage.completion * chunks // played.chunks for chunks in (call.chunks + 1, call.chunks))
     if played.style == "cumulative":
         return _usage(usage.prompt, so_far, usage.cached, usage.reasoning)

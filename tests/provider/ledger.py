@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any, Literal, TypeAlias
 
-from tests.provider.script import Messages, Round
+from tests.provider.script import Messages, Round, Usage
 from tests.provider.signals import Board
 
 Outcome: TypeAlias = Literal["open", "completed", "closed", "failed", "refused"]
@@ -37,16 +37,14 @@ class Call:
         """Charge for what was sent; a call that was refused or failed before its first chunk is free."""
         if self.outcome == "refused" or (self.outcome == "failed" and not self.chunks):
             return
-        usage = played.usage
-        self.prompt_tokens = usage.prompt if usage else prompt_words(self.messages)
-        self.cached_tokens = usage.cached if usage else 0
-        whole = usage.completion if usage else self.chunks
-        self.completion_tokens = whole if self.completed else min(whole, self.chunks)
+        usage = self.usage(played)
+        self.prompt_tokens, self.cached_tokens = usage.prompt, usage.cached
+        self.completion_tokens = usage.completion if self.completed else min(usage.completion, self.chunks)
 
-
-def prompt_words(messages: Messages) -> int:
-    """The words of a history: the prompt tokens of a round that names no usage."""
-    return sum(len(str(message.get("content") or "").split()) for message in messages)
+    def usage(self, played: Round) -> Usage:
+        """What the whole round costs: if it does not say so, the words of the history and its chunks."""
+        words = sum(len(str(message.get("content") or "").split()) for message in self.messages)
+        return played.usage or Usage(words, played.chunks)
 
 
 class Ledger(Board):

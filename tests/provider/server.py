@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from tests.provider.http import Exchange, Request, requests
-from tests.provider.ledger import Call, Ledger, Outcome, prompt_words
+from tests.provider.ledger import Call, Ledger, Outcome
 from tests.provider.script import (
     CallPiece,
     Disconnect,
@@ -170,8 +170,7 @@ class ScriptedProvider:
                 pieces.append(step)
         for _ in pieces:
             self.ledger.sent(call)
-        usage = played.usage or Usage(prompt_words(call.messages), len(pieces))
-        exchange.json(200, _completion(pieces, usage, played.style != "none"))
+        exchange.json(200, _completion(pieces, call.usage(played), played.style != "none"))
         await exchange.drain()
         return "completed"
 
@@ -267,7 +266,7 @@ class _UsageReport:
     """What is said of the usage, in the style of the round."""
 
     def __init__(self, played: Round, call: Call, asked: bool) -> None:
-        self._usage = played.usage or Usage(prompt_words(call.messages), played.chunks)
+        self._usage = call.usage(played)
         self._style = played.style if asked else "none"
         self._total = max(1, played.chunks)
         self._reported = 0  # completion tokens

@@ -1,5 +1,8 @@
 """The operator's commands, called as manage.py calls them."""
 
+import os
+import subprocess
+import sys
 from io import StringIO
 from uuid import UUID
 
@@ -9,6 +12,7 @@ from django.utils import timezone
 
 from runs.lifecycle import admission, endings, liveness, queue
 from runs.models import Cancellation, Run, Session, Worker
+from tests import ROOT
 from tests.runs.servers import NO_PROCESS
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -16,8 +20,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def worker(db):
-    import os
-
     host, boot = liveness.this_host()
     pid = os.getpid()
     started = liveness.process_started(pid)
@@ -121,3 +123,24 @@ def test_cancel_run_of_what_has_ended_is_a_success_that_says_so(run, worker):
 def test_cancel_run_names_an_id_it_does_not_know(db, unknown):
     with pytest.raises(CommandError, match=unknown):
         said("cancel_run", unknown)
+
+
+def test_a_callback_that_ends_the_loop_ends_the_worker_at_once(tmp_path):
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "project.settings",
+        "SECRET_KEY": "worker-under-test",
+        "DATA_DIR": str(tmp_path),
+        "RUNS_DRAIN_TIMEOUT": "1000",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runs.worker_under_test"],
+        cwd=ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Worker:" in done.stdout
+    assert "The event loop has ended." in done.stderr

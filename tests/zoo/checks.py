@@ -53,7 +53,7 @@ async def _heard(life: Life) -> list[tuple[str, str]]:
     """The same, of who listened to all events, and takes runs that go on with a turn as one with it."""
     turns: dict[str, transcript.Transcript] = {}
     async for run in (
-        Run.objects.filter(session=life.session).exclude(resolution="retried").order_by("position")
+        Run.objects.filter(session__id=life.session).exclude(resolution="retried").order_by("position")
     ):
         turns[run.message_id] = transcript.fold(run, await log_of(run.id), turns.get(run.message_id))
     heard: list[tuple[str, str]] = []

@@ -217,7 +217,7 @@ def mcp(ledger: Ledger) -> Built:
 
 def _before(name: str, node: Any, model: PlannedModel, ledger: Ledger) -> Built:
     """The usual shape, with a node that comes first."""
-    graph: Built = StateGraph(MessagesState)
+    graph: Any = StateGraph(MessagesState)
     graph.add_node(name, node)
     graph.add_node("model", _asking(model))
     graph.add_node("tools", ToolNode([tools.note(ledger), tools.ask(ledger)]))
@@ -281,7 +281,7 @@ def plain(ledger: Ledger) -> Built:
 def remembering(ledger: Ledger) -> Built:
     """A node that is a graph with a memory of its own."""
     inner = PlannedModel(ledger=ledger, who="inner", plan=[[("note", "one")]])
-    memory = _round_trip(_asking(inner), ToolNode([tools.note(ledger)])).compile(checkpointer=True)
+    memory: Any = _round_trip(_asking(inner), ToolNode([tools.note(ledger)])).compile(checkpointer=True)
     graph: Built = StateGraph(MessagesState)
     graph.add_node("memory", memory)
     graph.add_edge(START, "memory")

@@ -9,15 +9,12 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.language_models.chat_models import agenerate_from_stream, generate_from_stream
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.messages.tool import tool_call_chunk
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
-from pydantic import ConfigDict
+from langchain_core.outputs import ChatGenerationChunk
 
 from tests.fakes.history import openai_history
+from tests.fakes.model import StreamingModel
 from tests.provider.strict import fault_in
 from tests.zoo.ledger import Ledger
 
@@ -33,14 +30,12 @@ class Refused(Exception):
     """The history is one that no provider takes."""
 
 
-class PlannedModel(BaseChatModel):
+class PlannedModel(StreamingModel):
     """Says the first round of its plan that the history lacks since the user's last words, then its words.
 
     The tools of the zoo get a word and the id of their call. Each answer is streamed in pieces, with an entry
     in the ledger before each.
     """
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     ledger: Ledger
     who: str = "outer"
@@ -50,9 +45,6 @@ class PlannedModel(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "planned"
-
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        return self
 
     def _pieces(self, messages: list[BaseMessage]) -> list[AIMessageChunk]:
         fault = fault_in(openai_history(messages), user_after_tool=False)
@@ -104,24 +96,6 @@ class PlannedModel(BaseChatModel):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
             yield chunk
         await self.ledger.awrite("llm.end", self.who, word=_last_words(messages))
-
-    def _generate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: CallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return generate_from_stream(self._stream(messages, stop, run_manager, **kwargs))
-
-    async def _agenerate(
-        self,
-        messages: list[BaseMessage],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> ChatResult:
-        return await agenerate_from_stream(self._astream(messages, stop, run_manager, **kwargs))
 
 
 def _last_words(messages: Sequence[BaseMessage]) -> str:

@@ -29,13 +29,18 @@ class Command(BaseCommand):
         if not database.is_migrated():
             raise CommandError("The database is not up to date. Run `manage.py migrate` first.")
         connections.close_all()  # this thread becomes the event loop's and must not hold one
-        if asyncio.run(self.work()):
+        with asyncio.Runner() as runner:
+            shutdown = Shutdown(runner.get_loop(), settings.RUNS_DRAIN_TIMEOUT)
+            shutdown.handle_signals()
+            try:
+                is_broken = runner.run(self.work(shutdown))
+            except (SystemExit, KeyboardInterrupt) as error:  # a callback has ended the loop; nothing goes on
+                shutdown.exit_at_once(error)
+        if is_broken:
             raise CommandError("The engine broke and the worker has left; the log says why.")
 
-    async def work(self) -> bool:
+    async def work(self, shutdown: Shutdown) -> bool:
         """Work until told to leave, or until the engine breaks; whether it was the latter."""
-        shutdown = Shutdown(asyncio.get_running_loop(), settings.RUNS_DRAIN_TIMEOUT)
-        shutdown.handle_signals()
         try:
             supervisor = await Supervisor.start()
             self.stdout.write(f"Worker: {this_process()}")

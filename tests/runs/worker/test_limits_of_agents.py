@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 from runs import agents, operations
@@ -61,6 +62,25 @@ async def test_no_agent_gets_beyond_the_ceiling(engine, alice, serve, settings):
     run = await ended(alice)
     assert run.error_code == "step_limit"
     assert "7 steps" in run.error_message
+
+
+@pytest.mark.parametrize("is_node", [True, False], ids=["a node", "called by a node"])
+async def test_a_graph_inside_keeps_its_own_limit(engine, alice, serve, is_node):
+    inner = going_round(20).compile().with_config(recursion_limit=5)
+
+    async def call_inner(state: MessagesState, config: RunnableConfig) -> Any:
+        return await inner.ainvoke(state, config)
+
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph: StateGraph[Any, Any, Any, Any] = StateGraph(MessagesState)
+        graph.add_node("inner", inner if is_node else call_inner)
+        graph.add_edge(START, "inner")
+        return graph
+
+    serve(build)
+    run = await ended(alice)
+    assert run.error_code == "step_limit"
+    assert "5 steps" in run.error_message
 
 
 async def test_a_compiled_agent_with_middlewares_calls_many_tools(engine, alice, serve, tmp_path):

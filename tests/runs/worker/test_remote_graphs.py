@@ -1,99 +1,49 @@
 """A node that is a graph on another server: it works, and what goes wrong there costs one turn."""
 
 import asyncio
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.pregel.remote import RemoteGraph
+from langgraph.pregel.remote import RemoteException, RemoteGraph
 
-from runs import operations
+from runs import agents, operations
 from runs.foundation.database import in_thread
-from tests.runs.waiting import log_of, terminal, until
-
-KNOWN_MODES = {"values", "updates", "messages", "messages-tuple", "custom", "debug", "events", "tasks"}
-
-
-class Elsewhere:
-    """A server that speaks as much of the protocol as a run needs."""
-
-    def __init__(self) -> None:
-        self.how = "well"
-        self.asked: list[dict[str, Any]] = []
-        self.left = threading.Event()  # a client has gone before the end
-        elsewhere = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                elsewhere.asked.append(body)
-                if set(body["stream_mode"]) - KNOWN_MODES:
-                    self._refuse(422)
-                elif elsewhere.how == "refuses":
-                    self._refuse(500)
-                else:
-                    self._stream(body)
-
-            def do_GET(self) -> None:
-                self._refuse(404)
-
-            def _refuse(self, status: int) -> None:
-                self.send_response(status)
-                self.end_headers()
-
-            def _stream(self, body: dict[str, Any]) -> None:
-                self.send_response(200)
-                self.send_header("content-type", "text/event-stream")
-                self.end_headers()
-                words = body["input"]["messages"][-1]["content"]
-                number = len(elsewhere.asked)
-                said = {"type": "ai", "content": f"Elsewhere: {words}", "id": f"remote-{number}"}
-                self._tell("metadata", {"run_id": "r"})
-                if elsewhere.how == "breaks":
-                    self._tell("error", {"error": "ValueError", "message": "sk-secret"})
-                    return
-                if elsewhere.how == "hangs":
-                    try:
-                        for _ in range(600):
-                            self.wfile.write(b": still there\n\n")
-                            threading.Event().wait(0.05)
-                    except OSError:
-                        elsewhere.left.set()
-                    return
-                self._tell("updates", {"agent": {"messages": [said]}})
-                self._tell("values", {"messages": [*body["input"]["messages"], said]})
-
-            def _tell(self, event: str, data: Any) -> None:
-                self.wfile.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+from tests.fakes.elsewhere import SECRET, open_elsewhere
+from tests.runs.waiting import terminal, until
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Elsewhere]:
-    server = Elsewhere()
-    yield server
-    server.close()
+def elsewhere():
+    with open_elsewhere() as server:
+        yield server
+
+
+def as_node(remote):
+    return remote
+
+
+def called_in_a_thread(remote):
+    def call(state: MessagesState, config: RunnableConfig) -> Any:
+        return remote.invoke(state, config)
+
+    return call
 
 
 @pytest.fixture
-async def turn(engine, alice, serve, elsewhere):
+def node(request):
+    """How the graph uses the remote one."""
+    return getattr(request, "param", as_node)
+
+
+@pytest.fixture
+async def turn(engine, alice, serve, elsewhere, node):
     def build() -> StateGraph[Any, Any, Any, Any]:
         graph: StateGraph[Any, Any, Any, Any] = StateGraph(MessagesState)
-        graph.add_node("remote", RemoteGraph("agent", url=elsewhere.url))
+        graph.add_node("remote", node(RemoteGraph("agent", url=elsewhere.url)))
         graph.add_edge(START, "remote")
         return graph
 
@@ -103,44 +53,99 @@ async def turn(engine, alice, serve, elsewhere):
     async def start(words: str) -> str:
         return (await in_thread(operations.start_turn, alice, session["id"], words))["id"]
 
-    start.said = lambda: operations.history(alice, session["id"])  # type: ignore[attr-defined]
+    async def texts() -> list[str]:
+        return [message["text"] for message in (await operations.history(alice, session["id"]))["messages"]]
+
+    start.texts = texts  # type: ignore[attr-defined]
     return start
 
 
-async def texts(turn: Any) -> list[str]:
-    return [message["text"] for message in (await turn.said())["messages"]]
-
-
+@pytest.mark.parametrize("node", [as_node, called_in_a_thread], indirect=True)
 async def test_what_a_remote_graph_says_is_said_here(turn, elsewhere):
     assert (await terminal(await turn("one"))).status == "completed"
     assert (await terminal(await turn("two"))).status == "completed"
-    assert await texts(turn) == ["one", "Elsewhere: one", "two", "Elsewhere: two"]
-    assert len(elsewhere.asked) == 2
+    assert await turn.texts() == ["one", "Elsewhere: one", "two", "Elsewhere: two"]
+    assert len(elsewhere.runs) == 2
 
 
-@pytest.mark.parametrize("how", ["refuses", "breaks", "is away"])
-async def test_a_remote_graph_that_fails_costs_one_turn(turn, elsewhere, how):
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (401, "A remote graph refused the credentials of this server."),
+        (422, "A remote graph refused the request (422)."),
+        (503, "A remote graph had an error of its own (503)."),
+        ("breaks", "A remote graph failed."),
+        ("cut", "A remote graph broke off."),
+        ("silent", "A remote graph said nothing for 0.6 seconds."),
+    ],
+)
+async def test_a_remote_graph_that_fails_costs_one_turn(turn, elsewhere, settings, how, sentence):
+    settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT = 0.3, 0.6
     elsewhere.how = how
-    if how == "is away":
-        elsewhere.close()
-    failed = await terminal(await turn("one"), 30)
-    assert failed.status == "failed"
-    assert "sk-secret" not in failed.error_message
-    assert (await texts(turn))[0] == "one"
-    if how == "is away":
-        return
+    failed = await terminal(await turn("one"))
+    assert (failed.status, failed.error_code) == ("failed", "provider")
+    assert failed.error_message == sentence
     elsewhere.how = "well"
     assert (await terminal(await turn("two"))).status == "completed"
-    assert (await texts(turn))[-2:] == ["two", "Elsewhere: two"]
+    texts = await turn.texts()
+    assert (texts[0], texts[-2:]) == ("one", ["two", "Elsewhere: two"])
+    assert SECRET not in str(texts)
 
 
-async def test_a_cancel_closes_the_stream_of_a_remote_graph_and_the_next_turn_works(turn, elsewhere, alice):
-    elsewhere.how = "hangs"
+async def test_a_remote_graph_that_cannot_be_reached_costs_one_turn(turn, elsewhere):
+    elsewhere.close()
+    failed = await terminal(await turn("one"), 30)
+    assert (failed.status, failed.error_code) == ("failed", "provider")
+    assert failed.error_message == "A remote graph cannot be reached."
+    assert (await turn.texts())[0] == "one"
+
+
+async def test_words_of_its_models_show_that_a_remote_graph_is_at_work(turn, elsewhere, settings):
+    settings.RUNS_IDLE_TIMEOUT, settings.RUNS_TOOL_TIMEOUT = 0.3, 0.6
+    elsewhere.how = "slow"
+    assert (await terminal(await turn("one"))).status == "completed"
+    assert await turn.texts() == ["one", "Elsewhere: one"]
+
+
+async def test_a_cancel_ends_a_remote_graph_and_the_next_turn_works(turn, elsewhere, alice):
+    elsewhere.how = "silent"
     run = await turn("one")
-    await until(lambda: elsewhere.asked, what="the call")
+    await until(lambda: elsewhere.runs, what="the call")
     await in_thread(operations.cancel_run, alice, run)
     assert (await terminal(run)).status == "cancelled"
     assert await asyncio.to_thread(elsewhere.left.wait, 10)
+    assert elsewhere.runs[0]["on_disconnect"] == "cancel"
     elsewhere.how = "well"
     assert (await terminal(await turn("two"))).status == "completed"
-    assert [event.type for event in await log_of(run)][-1] == "run.cancelled"
+
+
+async def test_reading_a_state_asks_no_remote_graph(turn, elsewhere):
+    graph = agents.load(agents.names()[0]).graph_on(InMemorySaver())
+    config: RunnableConfig = {"configurable": {"thread_id": "t"}}
+    elsewhere.how = 500
+    with pytest.raises(httpx.HTTPStatusError):
+        await graph.ainvoke({"messages": [("user", "one")]}, config)
+    assert (await graph.aget_state(config, subgraphs=True)).next == ("remote",)
+    assert elsewhere.others == []
+
+
+async def test_an_agent_may_catch_what_a_remote_graph_raises(engine, alice, serve, elsewhere):
+    remote = RemoteGraph("agent", url=elsewhere.url)
+
+    async def careful(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        try:
+            return await remote.ainvoke(state, config)
+        except RemoteException:
+            return {"messages": [("ai", "Later.")]}
+
+    def build() -> StateGraph[Any, Any, Any, Any]:
+        graph: StateGraph[Any, Any, Any, Any] = StateGraph(MessagesState)
+        graph.add_node("careful", careful)
+        graph.add_edge(START, "careful")
+        return graph
+
+    serve(build)
+    elsewhere.how = "breaks"
+    session = await in_thread(operations.create_session, alice)
+    run = await in_thread(operations.start_turn, alice, session["id"], "one")
+    assert (await terminal(run["id"])).status == "completed"

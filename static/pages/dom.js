@@ -65,6 +65,8 @@ function merge(old, fresh) {
     place.hidden = true;
   }
   for (const input of bare.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
+  // The answer to a form that is being sent is shown in that form.
+  for (const button of bare.querySelectorAll("form[data-send] button")) button.disabled = false;
   if (bare.isEqualNode(fresh)) return old;
   for (const card of fresh.querySelectorAll("details[data-key]")) card.open ||= unfolded.includes(card.dataset.key);
   old.replaceWith(fresh);

@@ -142,6 +142,32 @@ def test_a_schema_is_a_form(page, server):
     assert told(server) == [f"Planned: { ({'nights': 2, 'class': 'Second', 'name': 'Alice'}) }"]
 
 
+RENDER_AGAIN = """async (sending) => {
+    const app = document.querySelector("script[type=module]").src;
+    const { reconcile, parse } = await import(new URL("dom.js", app));
+    const turn = document.querySelector(".turn:last-child");
+    const buttons = turn.querySelectorAll("form button");
+    if (sending) for (const button of buttons) button.disabled = true;
+    const html = await (await fetch(`${location.pathname}messages/?run=${turn.dataset.run}`)).text();
+    reconcile(turn, parse(html).querySelector(".turn"));
+    for (const button of buttons) button.disabled = false;
+}"""
+
+
+@pytest.mark.parametrize("sending", [False, True], ids=["at rest", "while it is sent"])
+def test_a_rendering_takes_nothing_away_from_a_form_that_is_filled_in(page, server, sending):
+    question = ask(page, server.provider, ("plan", {"city": "Oslo"}))
+    question.get_by_role("button", name="Answer", exact=True).click()
+    missing = question.get_by_text("This is needed.").filter(visible=True)
+    expect(missing.first).to_be_visible()
+    question.get_by_label("Name on the ticket").fill("Alice")
+    button = question.get_by_role("button", name="Answer", exact=True).element_handle()
+    page.evaluate(RENDER_AGAIN, sending)
+    assert button.evaluate("button => button.isConnected")
+    expect(missing.first).to_be_visible()
+    expect(question.get_by_label("Name on the ticket")).to_have_value("Alice")
+
+
 def test_questions_are_answered_without_javascript(visit, server):
     page = visit().new_page("/chat/")
     open_chat(page)

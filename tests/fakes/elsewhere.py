@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from langgraph._internal._constants import CONFIG_KEY_RESUME_MAP, INTERRUPT
+
 # Other modes are refused, as by a server that is older than its client.
 _KNOWN_MODES = {"values", "updates", "messages", "messages-tuple", "custom", "debug", "events", "tasks"}
 SECRET = "sk-secret-of-elsewhere"
@@ -16,7 +18,8 @@ class Elsewhere:
     """Answers each run with one message, unless ``how`` says otherwise.
 
     A number is the status of a refusal. With "breaks" the graph fails, "cut" ends the stream before the run,
-    "silent" sends nothing but what keeps the connection open, "slow" sends words of a model for a while.
+    "silent" sends nothing but what keeps the connection open, "slow" sends words of a model for a while,
+    "asks" asks the user first.
     """
 
     def __init__(self) -> None:
@@ -89,6 +92,13 @@ class _Handler(BaseHTTPRequestHandler):
         if how == "silent":
             self._keep_open()
             return
+        if how == "asks":
+            answers = body["config"]["configurable"].get(CONFIG_KEY_RESUME_MAP)
+            if answers is None:
+                self._tell("updates", {INTERRUPT: [{"value": "Really?", "id": "a" * 32}]})
+                self._tell("end", None)
+                return
+            said["content"] += f" {answers['a' * 32]}"
         for _ in range(15 if how == "slow" else 1):
             if "messages-tuple" in body["stream_mode"]:
                 self._tell("messages", [{"type": "AIMessageChunk", "content": "word", "id": "m"}, {}])

@@ -6,14 +6,18 @@ from typing import Any
 import httpx
 import pytest
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.pregel.remote import RemoteException, RemoteGraph
 
 from runs import agents, operations
 from runs.foundation.database import in_thread
+from runs.models import ToolCall
+from tests.fakes import calls, plain_graph
 from tests.fakes.elsewhere import SECRET, open_elsewhere
-from tests.runs.waiting import terminal, until
+from tests.runs.harness import open_harness
+from tests.runs.waiting import status, terminal, until
 
 
 @pytest.fixture
@@ -117,6 +121,41 @@ async def test_a_cancel_ends_a_remote_graph_and_the_next_turn_works(turn, elsewh
     assert elsewhere.runs[0]["on_disconnect"] == "cancel"
     elsewhere.how = "well"
     assert (await terminal(await turn("two"))).status == "completed"
+
+
+async def test_a_remote_graph_asks_the_user_and_gets_the_answer(turn, elsewhere, alice):
+    elsewhere.how = "asks"
+    run = await status(await turn("one"), "waiting")
+    (question,) = run.questions
+    assert question["value"] == "Really?"
+    await in_thread(operations.answer, alice, run.id, {question["id"]: "yes"})
+    assert (await terminal(run.id)).status == "completed"
+    assert await turn.texts() == ["one", "Elsewhere: one yes"]
+    assert elsewhere.others == []
+
+
+async def test_what_a_remote_graph_did_that_a_tool_called_is_unknown_after_a_cancel(
+    engine, alice, serve, elsewhere, tmp_path
+):
+    elsewhere.how = "silent"
+    remote = RemoteGraph("agent", url=elsewhere.url)
+
+    @tool
+    async def ask_elsewhere(config: RunnableConfig) -> str:
+        """Ask a graph on another server."""
+        return str(await remote.ainvoke({"messages": [{"role": "user", "content": "hello"}]}, config))
+
+    def build(model, tools):
+        return plain_graph(model, [ask_elsewhere])
+
+    rounds = [calls(("ask_elsewhere", {}))]
+    async with open_harness(alice, serve, tmp_path / "marks", build=build, rounds=rounds) as harness:
+        run = await harness.start()
+        await until(lambda: elsewhere.runs, what="the call")
+        await harness.cancelled((await harness.cancel(run))["run"])
+        assert await asyncio.to_thread(elsewhere.left.wait, 10)
+        assert (await in_thread(ToolCall.objects.get)).effect == "unknown"
+        await harness.assert_sendable()
 
 
 async def test_reading_a_state_asks_no_remote_graph(turn, elsewhere):

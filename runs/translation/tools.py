@@ -134,14 +134,12 @@ class ToolTranslation:
         """Whether a message holds a call that has no result."""
         return any(call.message is not None and not call.ended for call in self._calls.values())
 
-    def began_beside(self, error: BaseException) -> bool:
-        """Whether a call has begun in this execution that neither asked before it nor raised ``error``."""
-        for call_id in self._nodes:
-            end = self._ends.get(call_id)
-            asks = call_id in self._open_before and end is None and not self._calls[call_id].ended
-            if not asks and (end is None or end.error is not error):
-                return True
-        return False
+    def has_begun_something(self) -> bool:
+        """Whether a call has begun in this execution that did not ask before it."""
+        return any(
+            call_id not in self._open_before or call_id in self._ends or self._calls[call_id].ended
+            for call_id in self._nodes
+        )
 
     def name(self, call_id: str) -> str:
         """The name of the tool of a call."""

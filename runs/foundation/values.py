@@ -21,9 +21,16 @@ if TYPE_CHECKING:
 
 _DEPTH_LIMIT = 20
 _NAME_LIMIT = 200  # of an entry of an object
+# Behind a long text there is still room for names, numbers and short texts: the form of a value stays.
+_ROOM_BEHIND = 10_000
+_SHORT = 200
 _NUMBER_BITS = 63  # more cannot be kept in a checkpoint
 
 _unsafe = re.compile("[\x00\ud800-\udfff]")
+# At the end of a text, or in the place of a value or a name. See ``was_cut``.
+_mark = re.compile(
+    r"\[(cut(: (\d+ more (characters|items)|nested too deeply))?|\d+ bytes|a number of \d+ bits)\]\Z"
+)
 
 
 def clean(text: str) -> str:
@@ -125,11 +132,20 @@ def to_json(value: Any, limit: int = VALUE_LIMIT) -> Any:
     return _Conversion(limit).convert(value, 0)
 
 
+def was_cut(value: Any) -> bool:
+    """Whether JSON that ``to_json`` made lacks something, by its marks. A text may end like one by chance."""
+    if isinstance(value, str):
+        return _mark.search(value) is not None
+    if isinstance(value, dict):
+        return any(was_cut(name) or was_cut(item) for name, item in value.items())
+    return isinstance(value, list) and any(map(was_cut, value))
+
+
 class _Conversion:
     """One conversion to JSON types, and how many characters it may still give."""
 
     def __init__(self, limit: int) -> None:
-        self._left = limit
+        self._left = limit + _ROOM_BEHIND
 
     def convert(self, value: Any, depth: int) -> Any:
         self._left -= 4  # brackets, commas, small numbers
@@ -193,7 +209,8 @@ class _Conversion:
         return result
 
     def _text(self, text: str) -> str:
-        text = truncate(text, max(self._left, 0))
+        room = self._left if len(text) <= _SHORT else self._left - _ROOM_BEHIND
+        text = truncate(text, max(room, 0))
         self._left -= len(text)
         return text
 

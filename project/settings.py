@@ -287,7 +287,7 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {
-        "text": {"format": "{asctime} {levelname:<7} {name}: {message}", "style": "{"},
+        "text": {"()": "chat.monitoring.text_logs.TextFormatter"},
         "json": {"()": "chat.monitoring.json_logs.JsonFormatter"},
     },
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "level": LOG_LEVEL}},

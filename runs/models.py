@@ -187,6 +187,7 @@ class Run(models.Model):
 
     error_code = models.CharField(max_length=12, choices=ErrorCode, null=True)
     error_message = models.TextField(blank=True, default="")
+    error_details = models.TextField(null=True)  # what was raised; for operators only
     # Set once, by the acceptance of a cancel. From then on the run can only become cancelled.
     cancel_requested_at = models.DateTimeField(null=True)
 

@@ -48,21 +48,17 @@ class State(TypedDict):
 
 
 class TooManyBrokenCalls(Exception):
-    """The model asked for tools in a form that could not be read, several times in a row."""
+    """Calls of the model were broken in too many rounds in a row."""
 
     error_code = "tool"
-
-    def __init__(self) -> None:
-        super().__init__(" ".join((self.__doc__ or "").split()))
+    user_message = "The model asked for tools in a form that could not be read, several times in a row."
 
 
 class EmptyAnswer(Exception):
-    """The model gave an empty answer, twice."""
+    """The model gave nothing, and nothing again when it was asked once more."""
 
     error_code = "provider"
-
-    def __init__(self) -> None:
-        super().__init__(" ".join((self.__doc__ or "").split()))
+    user_message = "The model gave an empty answer, twice."
 
 
 @agent(

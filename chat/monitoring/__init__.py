@@ -1,4 +1,4 @@
-"""What monitoring reads: health checks, metrics and logs in JSON.
+"""What monitoring reads: health checks, metrics and the forms of the log.
 
 Only the project imports it.
 """

@@ -1,7 +1,7 @@
 """The log as one JSON object a line, for machines that collect it.
 
 ``{"at", "level", "logger", "message", "worker"?, "session"?, "run"?, "exc_info"?}``: the ids say what a line
-is about, where that is known.
+is about, where that is known. Each text is clean, bounded and has its secrets masked.
 """
 
 from logging import LogRecord
@@ -10,7 +10,9 @@ from typing import Any
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter as Formatter
 
+from chat.monitoring.text_logs import RECORD_LIMIT
 from runs.foundation import log_context
+from runs.foundation.values import presentable
 
 
 class JsonFormatter(Formatter):
@@ -30,3 +32,6 @@ class JsonFormatter(Formatter):
     def add_fields(self, log_data: dict[str, Any], record: LogRecord, message_dict: dict[str, Any]) -> None:
         super().add_fields(log_data, record, message_dict)
         log_data.update(log_context.ids())
+        for name, value in log_data.items():
+            if isinstance(value, str):
+                log_data[name] = presentable(value, RECORD_LIMIT)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from runs.foundation.limits import ID_LIMIT, VALUE_LIMIT
+from runs.foundation.masking import masked
 
 if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
@@ -78,6 +79,20 @@ def truncate_to_fit(text: str, limit: int) -> str:
         return clean(text)
     mark = f" [cut: {len(text)} characters]"
     return clean(text[: limit - len(mark)]) + mark
+
+
+def presentable(text: str, limit: int) -> str:
+    """``text`` clean and masked, in ``limit`` characters at most: its beginning and its end."""
+    # Of very long text only what may be shown is looked at.
+    looked_at = _without_middle(text, 10 * limit, " ")
+    return _without_middle(masked(clean(looked_at)), limit, f" [cut: {len(text):,} characters] ")
+
+
+def _without_middle(text: str, limit: int, mark: str) -> str:
+    if len(text) <= limit:
+        return text
+    left = limit - len(mark)
+    return f"{text[: left - left // 4]}{mark}{text[-(left // 4) :]}"
 
 
 def lookup_key(given: str) -> str:
@@ -227,4 +242,6 @@ def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):
             named[name] = value
+    if named.get("status") == "error" and isinstance(message.content, str):
+        named["content"] = masked(message.content)  # a tool's error may hold anything
     return {name: value for name, value in named.items() if value is not None}

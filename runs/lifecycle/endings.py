@@ -32,7 +32,8 @@ class Failure:
     """Why a run failed."""
 
     code: ErrorCode
-    message: str  # a sentence a person can read
+    message: str  # a sentence for the user
+    details: str | None = None  # what was raised, for operators
 
 
 def finish(
@@ -115,7 +116,7 @@ def end(
     run.message_count += closing_events.messages_in(closing)
     terminal: dict[str, Any] = {"statistics": numbers.of_run(run)}
     if error is not None:
-        run.error_code, run.error_message = error.code, error.message
+        run.error_code, run.error_message, run.error_details = error.code, error.message, error.details
         terminal["error"] = {"code": error.code, "message": error.message}
     if reason is not None:
         terminal["reason"] = reason

@@ -22,6 +22,7 @@ from runs import agents
 from runs.errors import Invalid, NotFound
 from runs.foundation.database import in_thread
 from runs.foundation.limits import TOOL_NAME_LIMIT
+from runs.foundation.masking import masked
 from runs.foundation.values import clean, lookup_key, text_of, to_json, truncate_to_fit
 from runs.live import follow
 from runs.log import transcript
@@ -350,7 +351,7 @@ def _stored_call(asked: Any, result: ToolMessage | None, row: ToolCall | None) -
         "args": to_json(asked["args"]),
         "status": status,
         "result": text if status == ToolStatus.COMPLETED else None,
-        "error": text if status == ToolStatus.FAILED else None,
+        "error": masked(text) if text and status == ToolStatus.FAILED else None,
         "effect": effect,
         "duration_ms": None,
     }

@@ -8,6 +8,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
 from runs import agents
 from runs.foundation.database import in_thread
+from runs.foundation.masking import masked
 from runs.foundation.values import clean, text_of, to_json
 from runs.memory import state_messages
 from runs.memory.checkpoints import process_checkpoints
@@ -75,9 +76,10 @@ def _message(message: BaseMessage, results: set[str]) -> SavedMessage:
         for call in asked
     ]
     answers = message.tool_call_id if isinstance(message, ToolMessage) else None
-    return SavedMessage(
-        message.id or "", message.type, clean(text_of(message.content)), engine_mark(message), calls, answers
-    )
+    text = clean(text_of(message.content))
+    if isinstance(message, ToolMessage) and message.status == "error":
+        text = masked(text)
+    return SavedMessage(message.id or "", message.type, text, engine_mark(message), calls, answers)
 
 
 def _faults(messages: Sequence[BaseMessage]) -> list[str]:

@@ -1,11 +1,16 @@
-"""Why a turn failed: a code, and a sentence for the person who reads it."""
+"""Why a turn failed: a code and a sentence for its user, and details for operators.
 
-from collections.abc import Iterator
+The user is told no word of an exception: it may hold keys, addresses and what others said.
+"""
+
+from dataclasses import replace
 
 from django.conf import settings
 from langgraph.errors import GraphRecursionError, NodeCancelledError
 
 from runs.foundation.database import DATABASE_UNAVAILABLE
+from runs.foundation.exceptions import attribute, causes, described
+from runs.foundation.values import presentable
 from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode
 from runs.translation.callbacks import RaisedErrors
@@ -16,13 +21,31 @@ DATABASE_AWAY = Failure(
 INTERNAL = Failure(
     ErrorCode.INTERNAL, "Something went wrong inside the agent. The operators find the details in the log."
 )
+_BY_CODE = {
+    ErrorCode.PROVIDER: "The model's provider broke off.",
+    ErrorCode.TIMEOUT: "The turn took too long.",
+    ErrorCode.STEP_LIMIT: "The agent took too many steps.",
+    ErrorCode.TOOL: "A tool failed, and the agent could not go on without it.",
+    ErrorCode.INTERNAL: INTERNAL.message,
+}
+_SENTENCE_LIMIT = 300
 
 
 def explain(error: BaseException, errors: RaisedErrors) -> Failure:
-    """The Error of a run whose graph raised ``error``.
+    """The Failure of a run whose graph raised ``error``, with its details."""
+    return with_details(kind_of(error, errors), error)
 
-    That may be raised from one of ``errors``; an exception may say itself what it is by an attribute
-    ``error_code``.
+
+def with_details(failure: Failure, error: BaseException) -> Failure:
+    """This failure, which ``error`` is the reason of."""
+    return replace(failure, details=described(error))
+
+
+def kind_of(error: BaseException, errors: RaisedErrors) -> Failure:
+    """What the user is told of ``error``, which may be raised from one of ``errors``.
+
+    An exception may say itself what it is by an attribute ``error_code``, and by ``user_message`` a sentence
+    for the user.
     """
     if isinstance(error, GraphRecursionError):
         limit = settings.RUNS_STEP_LIMIT
@@ -30,29 +53,27 @@ def explain(error: BaseException, errors: RaisedErrors) -> Failure:
     if isinstance(error, NodeCancelledError):
         return Failure(ErrorCode.TOOL, "A tool or step of the agent cancelled itself.")
     for cause in causes(error):
-        if (code := getattr(cause, "error_code", None)) in ErrorCode.values:
-            return Failure(ErrorCode(code), _said(cause))
+        code = attribute(cause, "error_code")
+        if isinstance(code, str) and code in ErrorCode.values:
+            return _of_itself(cause, ErrorCode(code))
         if any(cause is one for one in errors.of_provider):
             return Failure(ErrorCode.PROVIDER, _of_provider(cause))
         if any(cause is one for one in errors.of_tools):
-            return Failure(ErrorCode.TOOL, f"A tool failed: {_said(cause)}")
+            return Failure(ErrorCode.TOOL, _BY_CODE[ErrorCode.TOOL])
         if isinstance(cause, DATABASE_UNAVAILABLE):
             return DATABASE_AWAY
     return INTERNAL
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__
+def _of_itself(error: BaseException, code: ErrorCode) -> Failure:
+    said = attribute(error, "user_message")
+    sentence = " ".join(presentable(said, _SENTENCE_LIMIT).split()) if isinstance(said, str) else ""
+    return Failure(code, sentence or _BY_CODE[code])
 
 
 def _of_provider(error: BaseException) -> str:
-    """By the HTTP status where the client library tells it: its own words may quote keys and addresses."""
-    match getattr(error, "status_code", None):
+    """By the HTTP status where the client library tells it."""
+    match attribute(error, "status_code"):
         case 401 | 403:
             return "The model's provider refused the credentials of this server."
         case 404:
@@ -62,13 +83,8 @@ def _of_provider(error: BaseException) -> str:
         case 429:
             return "The model's provider is busy, or the quota there is used up. Try again later."
         case int() as status if status >= 500:
-            return f"The model's provider had an error of its own ({status}). Try again later."
+            return f"The model's provider had an error of its own ({status:d}). Try again later."
         case int() as status:
-            return f"The model's provider refused the request ({status}): {_said(error)}"
+            return f"The model's provider refused the request ({status:d})."
         case _:
-            return f"The model's provider broke off: {_said(error)}"
-
-
-def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:299] + "…"
+            return _BY_CODE[ErrorCode.PROVIDER]

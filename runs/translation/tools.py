@@ -16,7 +16,9 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
+from runs.foundation.exceptions import described
 from runs.foundation.limits import PROGRESS_LIMIT, TOOL_NAME_LIMIT
+from runs.foundation.masking import masked
 from runs.foundation.values import clean, result_text, to_json, truncate, truncate_to_fit
 from runs.states import Effect, EventType
 from runs.translation.steps import GraphSteps
@@ -40,7 +42,7 @@ class CallState:
     may_have_begun: bool = False  # in an earlier run of the turn
     task: str | None = None  # the task of the graph whose message holds it
     gated: bool = False  # a ToolNode runs it, and the gate tells of its start and its end
-    failure: str | None = None  # it raised, and nobody has put a message in its place yet
+    raised: bool = False  # it raised, and nobody has put a message in its place yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Kept:
             and isinstance(message.content, str)
             and message.artifact is None
             and not message.additional_kwargs
-            and result_text(message.content) == message.content
+            and _logged(message) == message.content
         ):
             return None
         try:
@@ -155,7 +157,7 @@ class ToolTranslation:
         if event == "tool-started":
             call = call or self._run_by_hand(call_id, payload) or self._unasked(call_id, payload)
             if not call.ended:
-                call.failure = None
+                call.raised = False
                 self._start(call, self._nodes.get(call.id), namespace)
         elif call is None or call.ended:
             return
@@ -167,15 +169,15 @@ class ToolTranslation:
         elif event == "tool-finished":
             self._finish(call, payload["output"])
         elif event == "tool-error":
-            self._raised(call, payload["message"])
+            self._raised(call)
 
-    def _raised(self, call: CallState, message: str) -> None:
+    def _raised(self, call: CallState) -> None:
         end = self._ends.get(call.id)
         if end is not None and end.cancelled:
             return  # what it did is unknown; the end of the turn, which is near, says so
-        call.failure = truncate(message) or _describe(end.error if end is not None else None)
+        call.raised = True
         if call.message is None:  # nobody will put a message in its place
-            self._fail(call, call.failure)
+            self._fail_unanswered(call)
 
     def result(self, namespace: tuple[str, ...], node: str | None, message: ToolMessage) -> None:
         """A tool's message in the graph: news only if the tool did not run as one, or raised."""
@@ -225,7 +227,7 @@ class ToolTranslation:
         call = self._calls.get(call_id)
         if call is None:
             call = self._unasked(call_id, {"tool_name": name, "input": args})
-        call.failure, call.gated = None, True
+        call.raised, call.gated = False, True
         self._start(call, node, namespace)
 
     def end(self, call_id: str, result: Any, questions: int) -> None:
@@ -330,7 +332,7 @@ class ToolTranslation:
     def _finish(self, call: CallState, output: Any) -> None:
         message = _message_for(call.id, output)
         if message is not None and message.status == "error":
-            self._fail(call, result_text(message.content))
+            self._fail(call, _logged(message))
             return
         if message is not None:
             output = message.content
@@ -338,6 +340,13 @@ class ToolTranslation:
             output = ""  # an instruction to the graph, no text
         data = {"tool_call": call.id, "result": result_text(output), "duration_ms": self._duration(call)}
         self._end(call, EventType.TOOL_COMPLETED, data)
+
+    def _fail_unanswered(self, call: CallState) -> None:
+        """It raised, and the graph has put nothing in its place."""
+        end = self._ends.get(call.id)
+        if end is not None and end.error is not None:
+            logger.info("The tool %s failed: %s", call.name, described(end.error))
+        self._fail(call, "The tool failed.")
 
     def _fail(self, call: CallState, error: str) -> None:
         data = {"tool_call": call.id, "error": error, "duration_ms": self._duration(call)}
@@ -360,19 +369,17 @@ class ToolTranslation:
         end = self._ends.get(call.id)
         if end is not None and end.error is None:
             self._finish(call, end.output)  # the result had arrived
-        elif end is not None and not end.cancelled:
-            self._fail(call, call.failure or _describe(end.error))
-        elif end is None and call.failure is not None:
-            self._fail(call, call.failure)
+        elif not end.cancelled if end is not None else call.raised:
+            self._fail_unanswered(call)
         else:
             effect = Effect.without_result(may_have_begun=self._may_have_begun(call))
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
 
 
-def _describe(error: BaseException | None) -> str:
-    if error is None:
-        return "The tool failed."
-    return truncate(str(error)) or type(error).__name__
+def _logged(message: ToolMessage) -> str:
+    """What the log says of a tool's message. An error may hold secrets, which stay with the model."""
+    text = result_text(message.content)
+    return masked(text) if message.status == "error" else text
 
 
 def _message_for(call_id: str, output: Any) -> ToolMessage | None:

@@ -11,9 +11,10 @@ from django.conf import settings
 from langgraph.errors import GraphDrained, NodeCancelledError
 
 from runs.errors import Fenced
+from runs.foundation.exceptions import traceback_of
 from runs.lifecycle.endings import Failure
 from runs.states import ErrorCode, InterruptReason, RunStatus
-from runs.translation.failures import INTERNAL, explain
+from runs.translation.failures import INTERNAL, explain, with_details
 from runs.translation.translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,11 @@ class Ending:
     refusal: str | None = None  # why it asks again
 
 
-def of_stop(reason: StopReason, slow_tool: str) -> Ending:
-    """The ending of a graph that is being stopped. With TOOL_TIME, ``slow_tool`` took too long."""
+def of_stop(reason: StopReason, slow_tool: str, log_failure: BaseException | None) -> Ending:
+    """The ending of a graph that is being stopped.
+
+    With TOOL_TIME, ``slow_tool`` took too long. With LOG, ``log_failure`` is why.
+    """
     match reason:
         case StopReason.CANCEL:
             return Ending(RunStatus.CANCELLED)
@@ -52,7 +56,7 @@ def of_stop(reason: StopReason, slow_tool: str) -> Ending:
         case StopReason.FENCED:
             return Ending(RunStatus.INTERRUPTED)  # never written: the run is not ours
         case StopReason.LOG:
-            return Ending(RunStatus.FAILED, INTERNAL)
+            return Ending(RunStatus.FAILED, with_details(INTERNAL, log_failure) if log_failure else INTERNAL)
         case StopReason.DEADLINE:
             said = f"The turn took longer than {settings.RUNS_RUN_TIMEOUT:g} seconds."
             return _failed(ErrorCode.TIMEOUT, said)
@@ -80,7 +84,7 @@ def of_graph(graph_task: "asyncio.Task[None]", translator: Translator, run_id: U
         return Ending(RunStatus.INTERRUPTED, reason=InterruptReason.SHUTDOWN)
     if isinstance(error, Fenced):
         raise error
-    logger.info("Run %s failed.", run_id, exc_info=error)
+    logger.info("Run %s failed.\n%s", run_id, traceback_of(error))
     return Ending(RunStatus.FAILED, explain(error, translator.errors))
 
 

@@ -32,7 +32,7 @@ from runs.states import Effect, ErrorCode, RunStatus
 from runs.stopping import cancel_token, grades, tracking
 from runs.stopping.cancel_token import CancelToken
 from runs.translation import callbacks, tool_gate
-from runs.translation.failures import INTERNAL
+from runs.translation.failures import INTERNAL, with_details
 from runs.translation.translator import Translator
 from runs.worker import graph_input, without_checkpoints
 from runs.worker.ending import Ending, StopReason, of_graph, of_stop
@@ -106,11 +106,12 @@ class Execution:
         except Fenced:
             logger.info("Run %s is not ours any more; what it still did was dropped.", self.run.id)
             await self._stop_everything()  # it may have been a checkpoint that found out
-        except Exception:
+        except Exception as error:
             # Nobody above could do better: the run has to end, with what is known of it in the log.
             logger.exception("The execution of run %s broke.", self.run.id)
             await self._stop_everything()
-            result = await self._finish(Ending(RunStatus.FAILED, INTERNAL), repaired=False)
+            broken = Ending(RunStatus.FAILED, with_details(INTERNAL, error))
+            result = await self._finish(broken, repaired=False)
             if result is Outcome.CANCEL_FIRST:
                 await self._finish(Ending(RunStatus.CANCELLED), repaired=False)
         finally:
@@ -147,7 +148,7 @@ class Execution:
         except AgentMismatch as error:
             return Ending(RunStatus.FAILED, Failure(ErrorCode.INTERNAL, error.message))
         if self._stop.done():
-            return of_stop(self._stop.result(), self._slow_tool)
+            return of_stop(self._stop.result(), self._slow_tool, self._log.failure)
 
         tracking.track_generators()
         context = contextvars.copy_context()
@@ -167,7 +168,7 @@ class Execution:
             if self.token.activity.alive():  # what its tools started and did not end
                 await self._stop_everything(graph_task)
             return await self._with_questions(ended, graph_task)
-        stopped = of_stop(self._stop.result(), self._slow_tool)
+        stopped = of_stop(self._stop.result(), self._slow_tool, self._log.failure)
         await self._stop_everything(graph_task)
         return stopped
 

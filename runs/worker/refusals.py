@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from langgraph.errors import GraphBubbleUp, is_invalid_resume
 from pydantic import ValidationError
 
-from runs.foundation.values import clean
+from runs.foundation.exceptions import causes, text_of_exception
+from runs.foundation.values import presentable
 from runs.states import ErrorCode
-from runs.translation.failures import DATABASE_AWAY, causes, explain
+from runs.translation.failures import DATABASE_AWAY, kind_of
 from runs.translation.translator import Translator
 
 _DETAILS_LIMIT = 200
@@ -33,7 +34,7 @@ def reason_to_ask_again(
 def _is_refusal(error: BaseException, refused: BaseException, translator: Translator) -> bool:
     if isinstance(refused, GraphBubbleUp) or translator.has_begun_something():
         return False
-    failure = explain(error, translator.errors)
+    failure = kind_of(error, translator.errors)
     return failure.code == ErrorCode.INTERNAL and failure is not DATABASE_AWAY
 
 
@@ -45,8 +46,7 @@ def _details(refused: BaseException) -> str:
             for one in refused.errors(include_url=False, include_input=False, include_context=False)
         )
     elif isinstance(refused, ValueError):
-        said = str(refused)
+        said = text_of_exception(refused)
     else:
         return ""
-    line = " ".join(clean(said).split())
-    return line if len(line) <= _DETAILS_LIMIT else f"{line[: _DETAILS_LIMIT - 1]}…"
+    return " ".join(presentable(said, _DETAILS_LIMIT).split())

@@ -131,6 +131,16 @@ def test_an_orphan_in_the_checkpoint_is_named():
     assert examine([HumanMessage("go", id="u"), AIMessage("done", id="b")]).is_sendable
 
 
+def test_an_error_of_a_tool_in_the_checkpoint_is_shown_masked():
+    from langchain_core.messages import AIMessage, ToolMessage
+
+    from runs.reading.inspection import examine
+
+    asked = AIMessage("", id="a", tool_calls=[{"id": "c1", "name": "pay", "args": {}}])
+    failed = ToolMessage("no: token=abc", tool_call_id="c1", id="t", status="error")
+    assert examine([asked, failed]).messages[1].text == "no: token=***"
+
+
 def test_a_checkpoint_that_cannot_be_read_does_not_hide_the_run(console, alice, serve):
     def broken():
         raise RuntimeError("no graph today")

@@ -3,14 +3,19 @@
 from datetime import timedelta
 from urllib.parse import urlencode
 
+import pytest
 from django.contrib.auth import get_user_model
 from django.urls import reverse
+from langgraph.graph import START, MessagesState, StateGraph
 
-from runs import operators
+from runs import operations, operators
+from runs.foundation.database import in_thread
 from runs.models import AuditEntry, Cancellation, Run, Session
 from runs.states import RunStatus
 from tests.admin.reading import page, runs_listed, words_of
 from tests.admin.rows import a_call, a_run, a_worker, log, running_run
+from tests.fakes.errors import SECRET_TEXT, SECRETS, WORD, Unspeakable
+from tests.runs.waiting import terminal
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\" ' {{ 111111|add:222222 }} {% now %}"
 
@@ -120,3 +125,55 @@ def test_what_others_wrote_is_shown_as_text_everywhere(console, alice, olivia):
             reverse("admin:runs_run_changelist"), chosen | more, follow=True
         ).content.decode()
         assert "<script>alert" not in content
+
+
+async def test_what_was_raised_is_shown_masked_to_those_who_may_read_chats(engine, alice, serve, staff):
+    def build():
+        def fail(state):
+            raise RuntimeError(SECRET_TEXT)
+
+        graph = StateGraph(MessagesState)
+        graph.add_node("fail", fail)
+        graph.add_edge(START, "fail")
+        return graph
+
+    serve(build)
+    session = await in_thread(operations.create_session, alice)
+    run = (await in_thread(operations.start_turn, alice, session["id"], "hello"))["id"]
+    await terminal(run)
+    reader = await in_thread(lambda: staff("view_run", "read_chats", name="steve"))
+    other = await in_thread(lambda: staff("view_run", name="sam"))
+    for kind in ("change", "live"):
+        path = reverse(f"admin:runs_run_{kind}", args=[run])
+        shown = (await in_thread(reader.get, path)).content.decode()
+        assert f"RuntimeError: {WORD} key ***" in shown
+        assert not any(secret in shown for secret in SECRETS)
+        hidden = (await in_thread(other.get, path)).content.decode()
+        assert "Something went wrong inside the agent" in hidden
+        assert WORD not in hidden
+        assert "RuntimeError" not in hidden
+
+
+def test_what_was_raised_is_shown_as_text(console, alice):
+    run = a_run(alice, RunStatus.FAILED)
+    Run.objects.filter(id=run).update(error_details=HOSTILE)
+    shown = page(console, "run", run).content.decode()
+    assert "&lt;script&gt;alert(1)" in shown
+    assert "<script>alert" not in shown
+    assert HOSTILE not in console.get(reverse("admin:runs_run_changelist")).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [(Unspeakable(), "Unspeakable"), (RuntimeError(SECRET_TEXT), f"RuntimeError: {WORD} key ***")],
+    ids=["without text", "with secrets"],
+)
+def test_a_checkpoint_that_cannot_be_read_says_why_masked(console, alice, serve, error, wanted):
+    def build():
+        raise error
+
+    run = a_run(alice, RunStatus.COMPLETED)
+    serve(build)
+    shown = console.get(reverse("admin:runs_run_checkpoint", args=[run])).content.decode()
+    assert wanted in shown
+    assert not any(secret in shown for secret in SECRETS)

@@ -1,5 +1,6 @@
 """Models, tools and graphs for tests. Scripts and the provider over HTTP are in ``tests.provider``."""
 
+from tests.fakes.errors import HOSTILE, SECRETS, WORD, Leaving, Unspeakable
 from tests.fakes.graphs import (
     SHAPES,
     agent_graph,
@@ -45,8 +46,11 @@ from tests.provider import (
 )
 
 __all__ = [
+    "HOSTILE",
     "MARKS_VARIABLE",
+    "SECRETS",
     "SHAPES",
+    "WORD",
     "Board",
     "Boom",
     "Call",
@@ -55,6 +59,7 @@ __all__ = [
     "Failure",
     "Gate",
     "Hold",
+    "Leaving",
     "Ledger",
     "Marks",
     "Messages",
@@ -67,6 +72,7 @@ __all__ = [
     "ScriptedProvider",
     "Silence",
     "Text",
+    "Unspeakable",
     "Usage",
     "agent_graph",
     "build_served",

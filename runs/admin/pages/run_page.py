@@ -32,6 +32,7 @@ from runs.admin.formatting import (
 )
 from runs.admin.lists import attention
 from runs.admin.pages import timeline
+from runs.foundation.exceptions import described
 from runs.lifecycle import liveness, predicates
 from runs.models import Cancellation, Run, RunEvent, ToolCall
 from runs.states import ACTIVE, Effect, Resolution, RunStatus
@@ -96,7 +97,7 @@ def checkpoint(request: HttpRequest, run: Run) -> dict[str, Any]:
     try:
         found = async_to_sync(inspection.inspect)(run.session)
     except Exception as error:  # noqa: BLE001 - a graph's own reducers may raise anything
-        return {"unreadable": f"{type(error).__name__}: {error}" if reads else type(error).__name__}
+        return {"unreadable": described(error) if reads else type(error).__name__}
     shown = found.messages[-_MESSAGES:]
     return {
         "saved": found,

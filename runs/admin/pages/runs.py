@@ -25,7 +25,9 @@ from runs.admin.pages import run_page
 from runs.models import Run
 
 # Fields that may be long, and that the list does not show.
-_LEFT_OUT = ("input", "questions", "answers", "error_message", "stream_modes", "request_digest")
+_LEFT_OUT = (
+    "input", "questions", "answers", "error_message", "error_details", "stream_modes", "request_digest",
+)  # fmt: skip
 
 
 @admin.register(Run)

@@ -28,6 +28,7 @@ from runs.admin.formatting import (
 )
 from runs.admin.lists import filter_kinds, filters, search
 from runs.errors import EngineError
+from runs.foundation.exceptions import described
 from runs.models import Cancellation, Run, Session
 from runs.states import ACTIVE, Origin
 from runs.wire import contract, representations, statistics
@@ -175,7 +176,7 @@ def _history(request: HttpRequest, session: Session) -> dict[str, Any]:
     except EngineError as error:
         return {"unreadable": error.message}
     except Exception as error:  # noqa: BLE001 - a graph's own reducers may raise anything
-        return {"unreadable": f"{type(error).__name__}: {error}"}
+        return {"unreadable": described(error)}
     messages = read["messages"]
     shown = messages[-_MESSAGES:]
     return {

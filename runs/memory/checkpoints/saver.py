@@ -18,6 +18,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, RESUME
 from langgraph.errors import is_invalid_resume
 
+from runs.foundation.exceptions import described
 from runs.memory.checkpoints.fence import Fence, run_shielded
 from runs.memory.checkpoints.storage import Claim, Operation, Saver, Storage
 
@@ -150,7 +151,7 @@ class FencedSaver(ReadingSaver):
         task_id: str,
         task_path: str = "",
     ) -> None:
-        kept = self._without_refused_answers(writes)
+        kept = self._of_failed_task(writes)
         await self._write(lambda saver: saver.aput_writes(config, kept, task_id, task_path))
 
     async def adelete_thread(self, thread_id: str) -> None:
@@ -177,11 +178,11 @@ class FencedSaver(ReadingSaver):
     def delete_thread(self, thread_id: str) -> None:
         self._from_thread(self.adelete_thread(thread_id))
 
-    def _without_refused_answers(self, writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
+    def _of_failed_task(self, writes: Sequence[tuple[str, Any]]) -> Sequence[tuple[str, Any]]:
         """What is kept of a task's writes. A task that failed or was cancelled can be answered anew.
 
         LangGraph would keep the answers it was given, and a later answer would count as that to its next
-        question.
+        question. Of an exception it would keep the ``repr``, secrets included.
         """
         error = next((value for channel, value in writes if channel == ERROR), None)
         if error is None:
@@ -189,7 +190,10 @@ class FencedSaver(ReadingSaver):
         kept = [write for write in writes if write[0] != RESUME]
         if isinstance(error, Exception) and (len(kept) < len(writes) or is_invalid_resume(error)):
             self.raised_at_answers.append(error)
-        return kept
+        return [
+            (channel, described(value) if isinstance(value, BaseException) else value)
+            for channel, value in kept
+        ]
 
     async def _write(self, operation: Operation[T]) -> T:
         write = partial(self._storage.write, operation, self._claim)

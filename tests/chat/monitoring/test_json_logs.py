@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from chat.monitoring.json_logs import JsonFormatter
+from chat.monitoring.text_logs import RECORD_LIMIT
 from runs import operations
 from runs.foundation import log_context
 from runs.foundation.database import in_thread
 from tests import ROOT
 from tests.fakes import Failure, Round, ScriptedModel, plain_graph
+from tests.fakes.errors import HOSTILE, SECRET_TEXT, SECRETS
 from tests.runs.waiting import terminal
 
 
@@ -36,6 +40,19 @@ def test_an_exception_stays_on_its_line():
         1 / 0  # noqa: B018
     except ZeroDivisionError:
         assert "ZeroDivisionError" in line("broken", exc_info=sys.exc_info())["exc_info"]
+
+
+@pytest.mark.parametrize("make", HOSTILE.values(), ids=HOSTILE)
+def test_what_an_exception_says_is_clean_bounded_and_masked(make):
+    error = make()
+    try:
+        raise error
+    except Exception:
+        found = line("It broke: %.200s", SECRET_TEXT, exc_info=sys.exc_info(), extra_field=SECRET_TEXT)
+    assert type(error).__name__ in found["exc_info"]
+    for text in found.values():
+        assert len(text) <= RECORD_LIMIT
+        assert not any(word in text for word in (*SECRETS, "\0", "\ud800"))
 
 
 async def test_lines_of_a_run_name_it_its_session_and_its_worker(engine, alice, serve):

@@ -338,6 +338,14 @@ async def test_messages_from_elsewhere_have_no_run_and_system_messages_are_shown
     assert messages[2]["tool_calls"][0]["effect"] == "none"
 
 
+async def test_an_error_of_a_tool_that_only_the_checkpoint_has_is_shown_masked(conversation):
+    await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=True)
+    failed = ToolMessage("no: token=abc", tool_call_id="y", id="z", status="error")
+    await conversation.store(HumanMessage("old", id="o"), asking("x", "y"), failed, *stored_answer())
+    (call,) = (await conversation.read())[1]["tool_calls"]
+    assert (call["status"], call["error"]) == ("failed", "no: token=***")
+
+
 async def test_pages_go_back_from_a_message(conversation):
     await in_thread(conversation.run, RunStatus.COMPLETED, *answered(), repaired=True)
     await in_thread(conversation.run, RunStatus.RUNNING, started("m3"), delta("m3", "one"))

@@ -98,7 +98,9 @@ async def test_a_tool_that_raises_in_a_graph_that_does_not_handle_it(engine, ali
         ended = await terminal(await harness.start())
 
         assert (ended.status, ended.error_code) == ("failed", "tool")
-        assert "the tool broke" in ended.error_message
+        assert ended.error_message.startswith("A tool failed")
+        assert "the tool broke" not in ended.error_message
+        assert "Boom: the tool broke" in ended.error_details
         await harness.assert_sendable()
         await harness.assert_next_completes()
 

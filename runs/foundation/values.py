@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
 
 _DEPTH_LIMIT = 20
+_BORDER = 1000  # characters beside a cut that may belong to a secret
 _NAME_LIMIT = 200  # of an entry of an object
 # Behind a long text there is still room for names, numbers and short texts: the form of a value stays.
 _ROOM_BEHIND = 10_000
@@ -83,9 +84,14 @@ def truncate_to_fit(text: str, limit: int) -> str:
 
 def presentable(text: str, limit: int) -> str:
     """``text`` clean and masked, in ``limit`` characters at most: its beginning and its end."""
-    # Of very long text only what may be shown is looked at.
-    looked_at = _without_middle(text, 10 * limit, " ")
-    return _without_middle(masked(clean(looked_at)), limit, f" [cut: {len(text):,} characters] ")
+    mark = f" [cut: {len(text):,} characters] "
+    if len(text) <= 3 * limit + 2 * _BORDER:
+        return _without_middle(masked(clean(text)), limit, mark)
+    # Of very long text only what may be shown is looked at. A secret that was cut in two is not known as one,
+    # so what borders on the cut is left out.
+    begin = masked(clean(text[: 2 * limit + _BORDER]))[:-_BORDER]
+    end = masked(clean(text[-limit - _BORDER :]))[_BORDER:]
+    return _without_middle(f"{begin}{mark}{end}", limit, mark)
 
 
 def _without_middle(text: str, limit: int, mark: str) -> str:

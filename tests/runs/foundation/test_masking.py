@@ -32,6 +32,13 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
         ("https://a.example/?key=abc&sig=d%2Fe", "https://a.example/?key=***&sig=***"),
         ('{"password": "two words", "user": "u"}', '{"password": ***, "user": "u"}'),
         ("OPENAI_API_KEY=abc refresh_token: xyz", "OPENAI_API_KEY=*** refresh_token: ***"),
+        ('body: {\\"api_key\\": \\"two words\\", \\"a\\": 1}', 'body: {\\"api_key\\": ***, \\"a\\": 1}'),
+        ("Incorrect API key provided: abc. See the docs", "Incorrect API key provided: ***. See the docs"),
+        ("['psql', '--password', 'abc'] gave 1", "['psql', '--password', ***] gave 1"),
+        ("psql --password abc --quiet", "psql --password *** --quiet"),
+        ("[('X-Api-Key', 'abc')]", "[('X-Api-Key', ***)]"),
+        ("token => abc", "token => ***"),
+        ("https://a.example/?next=%3Ftoken%3Dabc", "https://a.example/?next=%3Ftoken%3D***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----.", "***."),
         ("-----BEGIN PRIVATE KEY-----\nMIIE cut off", "***"),
     ],
@@ -87,6 +94,15 @@ def test_a_secret_at_the_edge_of_what_is_shown_is_masked():
     for before in range(600, 900):
         text = presentable("x " * (before // 2) + " sk-abcdefghijklmnop " + "y " * 5000, 1000)
         assert "sk-" not in text
+
+
+@pytest.mark.parametrize("shift", range(0, 800, 97))
+def test_no_part_of_a_secret_is_shown_where_very_long_text_was_cut(shift):
+    """Each of these words becomes three characters, so what stood at the cut comes into sight."""
+    secret = "sk-" + "of-the-secret-" * 57
+    text = presentable("x" * shift + f" {secret}" * 5000 + "x" * shift, 2000)
+    assert "secret" not in text
+    assert "[cut: " in text
 
 
 @pytest.mark.parametrize("make", [*HOSTILE.values(), Leaving], ids=[*HOSTILE, "leaving"])

@@ -248,6 +248,20 @@ def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):
             named[name] = value
-    if named.get("status") == "error" and isinstance(message.content, str):
-        named["content"] = masked(message.content)  # a tool's error may hold anything
+    if message.type == "tool":  # it may quote an error, which may hold anything
+        content = message.content
+        named["content"] = (
+            _masked(content) if isinstance(content, str) else [_masked_block(block) for block in content]
+        )
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _masked(text: str) -> str:
+    return masked(truncate(text))  # all of a very long text would take seconds
+
+
+def _masked_block(block: Any) -> Any:
+    if isinstance(block, str):
+        return _masked(block)
+    text = block.get("text")
+    return {**block, "text": _masked(text)} if isinstance(text, str) else block

@@ -3,10 +3,11 @@
 import time
 
 import pytest
+from langchain_core.messages import ToolMessage
 
 from runs.foundation.exceptions import DETAILS_LIMIT, described
 from runs.foundation.masking import MASK, masked
-from runs.foundation.values import presentable
+from runs.foundation.values import presentable, to_json
 from tests.fakes.errors import HOSTILE, SECRETS, WORD, Leaving
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
@@ -127,3 +128,14 @@ def test_causes_members_and_notes_are_described():
         text = described(group)
     for part in ("two", f"ValueError: {WORD}", "TypeError: other", "in the node tools", "KeyError: 'city'"):
         assert part in text
+
+
+@pytest.mark.parametrize("status", ["success", "error"])
+@pytest.mark.parametrize(
+    "content", [f"No: {SECRETS[0]}", [f"No: {SECRETS[0]}", {"type": "text", "text": SECRETS[1]}]]
+)
+def test_what_a_tools_message_says_in_an_update_is_masked(monkeypatch, content, status):
+    monkeypatch.setenv("A_PASSWORD", SECRETS[1])
+    told = str(to_json(ToolMessage(content, tool_call_id="c", status=status)))
+    assert "No: ***" in told
+    assert not any(secret in told for secret in SECRETS)

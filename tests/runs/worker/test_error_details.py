@@ -191,7 +191,7 @@ async def test_what_a_middleware_puts_in_the_place_of_an_error_is_masked(
 
     async with open_harness(alice, serve, tmp_path / "marks", build=build) as harness:
         harness.script.add(call("work"), say("Never mind."))
-        ended = await terminal(await harness.start())
+        ended = await terminal(await harness.start(stream_modes=["updates"]))
         said = await told(harness, ended.id)
         assert not any(secret in said for secret in SECRETS)
         if not isinstance(error, Unspeakable):

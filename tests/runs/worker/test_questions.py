@@ -19,6 +19,7 @@ from runs.agents import AnswerRefused
 from runs.foundation.database import in_thread
 from runs.worker.ending import StopReason
 from tests.fakes import ScriptedModel, call, calls, say
+from tests.fakes.errors import SECRET_TEXT, SECRETS
 from tests.runs.waiting import log_of, status, terminal, until
 
 
@@ -122,6 +123,19 @@ async def test_a_refused_answer_is_asked_again_and_the_next_one_counts(alice, tu
     told = ": No such answer." if error is ValueError else "."
     assert {one["reason"] for one in repeated} == {f"The agent did not accept the answer{told}"}
     assert (await texts(alice, run))[1:] == ["I was told yes."]
+
+
+async def test_why_an_answer_was_refused_is_told_without_secrets(turn, answer):
+    async def ask(state):
+        interrupt("Which city?")
+        raise ValueError(f"No such city. {SECRET_TEXT}")
+
+    run = await turn(lambda: graph_of(ask=ask))
+    assert (await answer(run, "Rome"))["status"] == "waiting"
+
+    reason = (await waits_of(run))[-1]["reason"]
+    assert "No such city." in reason
+    assert not any(secret in reason for secret in SECRETS)
 
 
 async def test_of_two_questions_of_one_node_the_second_is_asked_again(alice, turn, answer):

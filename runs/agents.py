@@ -37,6 +37,15 @@ class Policy:
     recursion_limit: int | None = None  # steps of a run, up to RUNS_STEP_LIMIT; None: the graph's own limit
 
 
+class AnswerRefused(ValueError):
+    """Raise this in a node or a tool to refuse an answer. The user is told what it says, and asked again.
+
+    No error handling of a ToolNode takes it for a failure of the tool.
+    """
+
+    _langgraph_invalid_resume = True  # the mark that LangGraph gives to answers that do not fit their schema
+
+
 def agent(**policy: Any) -> Callable[[F], F]:
     """Attach a Policy to a function that builds a graph."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from chat.pages import fields
 from chat.pages.fields import Blank, Field, Kind
+from runs.foundation.values import was_cut
 from runs.wire import contract
 from runs.wire.encoding import pretty
 
@@ -302,6 +303,8 @@ def _action(action: Mapping[str, Any], allowed: Any, schema: Mapping[str, Any] |
 
 
 def _part(title: str, text: str, args: Mapping[str, Any], choices: list[Choice]) -> Part | None:
+    if was_cut(args):  # an edit would send what is left of them
+        choices = [choice for choice in choices if choice.key != "edit"]
     shown = {name: value if isinstance(value, str) else fields.as_json(value) for name, value in args.items()}
     return Part(choices, title=title, text=text, arguments=shown) if choices else None
 

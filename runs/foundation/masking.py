@@ -18,7 +18,7 @@ MASK = "***"
 _SHORTEST_SECRET = 6
 
 _secret_name = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?)$")
-_password_in_url = re.compile(r"""(://[^\s:/@"'<>]{0,200}):([^\s"'<>]{1,500})@""")
+_password_in_url = re.compile(r"""(://[^\s:/@"'<>]{0,200}):((?:(?!://)[^\s"'<>]){1,500})@""")
 _user_in_url = re.compile(r"""://[^\s:/@"'<>]{16,500}@""")  # a token in place of a user
 _known_forms = re.compile(
     r"""
@@ -38,7 +38,11 @@ _known_forms = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_value = r"""(?:"[^"\n]{1,2000}"|'[^'\n]{1,2000}'|[^\s"'&,;<>(){}\[\]]{1,2000})"""
+# Quoted, also inside a text that is quoted itself, or up to what ends a word.
+_value = (
+    r"""(?:"[^"\n]{1,2000}"|'[^'\n]{1,2000}'|\\"[^"\\\n]{1,2000}\\"|\\'[^'\\\n]{1,2000}\\'"""
+    r"""|[^\s"'&,;<>(){}\[\]\\]{1,2000}(?<!\.))"""
+)
 _header = re.compile(
     r"""\b((?:proxy-)?authorization|(?:set-)?cookie)((?:["']?\s{0,5}[:=]|["'],)\s{0,5})b?"""
     r"""(?:"[^"\n]+"?|'[^'\n]+'?"""
@@ -47,11 +51,15 @@ _header = re.compile(
 )
 _bearer = re.compile(r"\b(bearer)\s{1,5}[\w.~+/=-]{4,}", re.IGNORECASE)
 _named = re.compile(
-    r"((?:(?:api|access|private|secret|account)[_-]?key|secret|token|password|passwd|pwd|passphrase|signature"
-    r"|credentials?)[\"']?\s{0,5}[=:]\s{0,5})" + _value,
+    r"""((?:(?:api|access|private|secret|account)[_\ -]?key|secret|token|password|passwd|pwd|passphrase"""
+    r"""|signature|credentials?)(?:\\?["'])?"""
+    r"""(?:\s{0,5}(?:=>|[=:])\s{0,5}|%3D|,\s{0,5}(?=["'])|\ provided:\ ))""" + _value,
     re.IGNORECASE,
 )
-_in_query = re.compile(r"([?&](?:key|sig|code|auth|access|jwt|session|sid)=)[^\s&\"'<>]+", re.IGNORECASE)
+_option = re.compile(rf"(--[\w-]{{0,40}}(?:password|secret|token|key)\s{{1,5}}){_value}", re.IGNORECASE)
+_in_query = re.compile(
+    r"([?&](?:key|sig|code|auth|access|jwt|session|sid|pass|pw|tok)=)[^\s&\"'<>]+", re.IGNORECASE
+)
 
 
 def masked(text: str) -> str:
@@ -64,6 +72,7 @@ def masked(text: str) -> str:
     text = _header.sub(rf"\1\2{MASK}", text)
     text = _bearer.sub(rf"\1 {MASK}", text)
     text = _named.sub(rf"\1{MASK}", text)
+    text = _option.sub(rf"\1{MASK}", text)
     return _in_query.sub(rf"\1{MASK}", text)
 
 

@@ -21,10 +21,18 @@ if TYPE_CHECKING:
     from langchain_core.messages import BaseMessage
 
 _DEPTH_LIMIT = 20
+_BORDER = 1000  # characters beside a cut that may belong to a secret
 _NAME_LIMIT = 200  # of an entry of an object
+# Behind a long text there is still room for names, numbers and short texts: the form of a value stays.
+_ROOM_BEHIND = 10_000
+_SHORT = 200
 _NUMBER_BITS = 63  # more cannot be kept in a checkpoint
 
 _unsafe = re.compile("[\x00\ud800-\udfff]")
+# At the end of a text, or in the place of a value or a name. See ``was_cut``.
+_mark = re.compile(
+    r"\[(cut(: (\d+ more (characters|items)|nested too deeply))?|\d+ bytes|a number of \d+ bits)\]\Z"
+)
 
 
 def clean(text: str) -> str:
@@ -76,9 +84,14 @@ def truncate_to_fit(text: str, limit: int) -> str:
 
 def presentable(text: str, limit: int) -> str:
     """``text`` clean and masked, in ``limit`` characters at most: its beginning and its end."""
-    # Of very long text only what may be shown is looked at.
-    looked_at = _without_middle(text, 10 * limit, " ")
-    return _without_middle(masked(clean(looked_at)), limit, f" [cut: {len(text):,} characters] ")
+    mark = f" [cut: {len(text):,} characters] "
+    if len(text) <= 3 * limit + 2 * _BORDER:
+        return _without_middle(masked(clean(text)), limit, mark)
+    # Of very long text only what may be shown is looked at. A secret that was cut in two is not known as one,
+    # so what borders on the cut is left out.
+    begin = masked(clean(text[: 2 * limit + _BORDER]))[:-_BORDER]
+    end = masked(clean(text[-limit - _BORDER :]))[_BORDER:]
+    return _without_middle(f"{begin}{mark}{end}", limit, mark)
 
 
 def _without_middle(text: str, limit: int, mark: str) -> str:
@@ -140,11 +153,20 @@ def to_json(value: Any, limit: int = VALUE_LIMIT) -> Any:
     return _Conversion(limit).convert(value, 0)
 
 
+def was_cut(value: Any) -> bool:
+    """Whether JSON that ``to_json`` made lacks something, by its marks. A text may end like one by chance."""
+    if isinstance(value, str):
+        return _mark.search(value) is not None
+    if isinstance(value, dict):
+        return any(was_cut(name) or was_cut(item) for name, item in value.items())
+    return isinstance(value, list) and any(map(was_cut, value))
+
+
 class _Conversion:
     """One conversion to JSON types, and how many characters it may still give."""
 
     def __init__(self, limit: int) -> None:
-        self._left = limit
+        self._left = limit + _ROOM_BEHIND
 
     def convert(self, value: Any, depth: int) -> Any:
         self._left -= 4  # brackets, commas, small numbers
@@ -208,7 +230,8 @@ class _Conversion:
         return result
 
     def _text(self, text: str) -> str:
-        text = truncate(text, max(self._left, 0))
+        room = self._left if len(text) <= _SHORT else self._left - _ROOM_BEHIND
+        text = truncate(text, max(room, 0))
         self._left -= len(text)
         return text
 
@@ -225,6 +248,20 @@ def _message_fields(message: "BaseMessage") -> dict[str, Any]:
     for name in ("tool_calls", "tool_call_id", "status"):
         if value := getattr(message, name, None):
             named[name] = value
-    if named.get("status") == "error" and isinstance(message.content, str):
-        named["content"] = masked(message.content)  # a tool's error may hold anything
+    if message.type == "tool":  # it may quote an error, which may hold anything
+        content = message.content
+        named["content"] = (
+            _masked(content) if isinstance(content, str) else [_masked_block(block) for block in content]
+        )
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _masked(text: str) -> str:
+    return masked(truncate(text))  # all of a very long text would take seconds
+
+
+def _masked_block(block: Any) -> Any:
+    if isinstance(block, str):
+        return _masked(block)
+    text = block.get("text")
+    return {**block, "text": _masked(text)} if isinstance(text, str) else block

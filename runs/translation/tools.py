@@ -52,16 +52,18 @@ class Kept:
     result: Any  # as the ToolNode gets it
     questions: int = 0  # that it asked the user, and that were answered
 
-    def dump(self) -> bytes | None:
-        """For the database; None if the log has all of it, or if it cannot be stored."""
+    def dump(self, logged: str) -> bytes | None:
+        """For the database; None if the log has all of it, or if it cannot be stored.
+
+        ``logged`` is the text of it in the log.
+        """
         message = self.result
         if (
             not self.questions
             and type(message) is ToolMessage
-            and isinstance(message.content, str)
+            and message.content == logged
             and message.artifact is None
             and not message.additional_kwargs
-            and _logged(message) == message.content
         ):
             return None
         try:
@@ -138,14 +140,12 @@ class ToolTranslation:
         """Whether a message holds a call that has no result."""
         return any(call.message is not None and not call.ended for call in self._calls.values())
 
-    def began_beside(self, error: BaseException) -> bool:
-        """Whether a call has begun in this execution that neither asked before it nor raised ``error``."""
-        for call_id in self._nodes:
-            end = self._ends.get(call_id)
-            asks = call_id in self._open_before and end is None and not self._calls[call_id].ended
-            if not asks and (end is None or end.error is not error):
-                return True
-        return False
+    def has_begun_something(self) -> bool:
+        """Whether a call has begun in this execution that did not ask before it."""
+        return any(
+            call_id not in self._open_before or call_id in self._ends or self._calls[call_id].ended
+            for call_id in self._nodes
+        )
 
     def has(self, call_id: str) -> bool:
         """Whether the turn has a call of this id."""
@@ -244,8 +244,7 @@ class ToolTranslation:
         if call is None or call.ended:
             return
         kept = self._kept[call_id] = Kept(result, questions)
-        self._finish(call, result)
-        if (dumped := kept.dump()) is not None:
+        if (dumped := kept.dump(self._finish(call, result))) is not None:
             self._keep(call_id, dumped)
 
     def kept(self, call_id: str) -> Kept | None:
@@ -339,17 +338,24 @@ class ToolTranslation:
         if counts:
             self._count(tool_calls=1)
 
-    def _finish(self, call: CallState, output: Any) -> None:
+    def _finish(self, call: CallState, output: Any) -> str:
+        """Returns the text of it in the log."""
         message = _message_for(call.id, output)
-        if message is not None and message.status == "error":
-            self._fail(call, _logged(message))
-            return
+        failed = message is not None and message.status == "error"
         if message is not None:
             output = message.content
         elif isinstance(output, Command):
             output = ""  # an instruction to the graph, no text
-        data = {"tool_call": call.id, "result": result_text(output), "duration_ms": self._duration(call)}
-        self._end(call, EventType.TOOL_COMPLETED, data)
+        text = result_text(output)
+        end = self._ends.get(call.id)
+        if failed or (end is not None and end.error is not None):
+            text = masked(text)  # what stands in the place of an error may quote it; the model gets it whole
+        if failed:
+            self._fail(call, text)
+        else:
+            data = {"tool_call": call.id, "result": text, "duration_ms": self._duration(call)}
+            self._end(call, EventType.TOOL_COMPLETED, data)
+        return text
 
     def _fail_unanswered(self, call: CallState) -> None:
         """It raised, and the graph has put nothing in its place."""
@@ -384,12 +390,6 @@ class ToolTranslation:
         else:
             effect = Effect.without_result(may_have_begun=self._may_have_begun(call))
             self._end(call, EventType.TOOL_CANCELLED, {"tool_call": call.id, "effect": effect.value})
-
-
-def _logged(message: ToolMessage) -> str:
-    """What the log says of a tool's message. An error may hold secrets, which stay with the model."""
-    text = result_text(message.content)
-    return masked(text) if message.status == "error" else text
 
 
 def _message_for(call_id: str, output: Any) -> ToolMessage | None:

@@ -166,9 +166,11 @@ class Translator:
                 asked.add(interrupt.id)
                 self.questions.append(question_of(interrupt))
 
-    def began_beside(self, error: BaseException) -> bool:
-        """Whether something of the turn has begun that did not raise ``error``. What asked begins again."""
-        return self.messages.meter.begun > 0 or self.tools.began_beside(error)
+    def has_begun_something(self) -> bool:
+        """Whether a model or a tool has begun in this execution. A tool that asks begins again and does not
+        count.
+        """
+        return self.messages.meter.begun > 0 or self.tools.has_begun_something()
 
     # The end
 

@@ -11,8 +11,6 @@ from runs.states import ErrorCode
 from runs.translation.failures import DATABASE_AWAY, kind_of
 from runs.translation.translator import Translator
 
-# What a value raises that does not have the form expected.
-_COMPLAINTS = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
 _DETAILS_LIMIT = 200
 
 
@@ -21,9 +19,10 @@ def reason_to_ask_again(
 ) -> str | None:
     """What to tell the user if ``error`` means that the graph refused an answer; else None.
 
-    ``raised_at_answers`` is what tasks raised that had been given one. LangGraph marks an answer that does
-    not fit its schema. Another error counts as a refusal if nothing else of the turn has begun since then.
-    The error of a tool has to be a complaint about a value: a tool may do its work before it raises.
+    ``raised_at_answers`` is what tasks raised that had been given one. An answer that does not fit its schema
+    is marked by LangGraph, and AnswerRefused has the same mark. Any other error of a node counts as a refusal
+    if nothing else of the turn has begun since the answer. Any other error of a tool does not: nobody sees
+    what the tool did with the answer before it raised, and asking again would make it do that again.
     """
     refused = next((cause for cause in causes(error) if any(cause is one for one in raised_at_answers)), None)
     if refused is None or not (is_invalid_resume(refused) or _is_refusal(error, refused, translator)):
@@ -33,11 +32,9 @@ def reason_to_ask_again(
 
 
 def _is_refusal(error: BaseException, refused: BaseException, translator: Translator) -> bool:
-    if isinstance(refused, GraphBubbleUp) or translator.began_beside(refused):
+    if isinstance(refused, GraphBubbleUp) or translator.has_begun_something():
         return False
     failure = kind_of(error, translator.errors)
-    if failure.code == ErrorCode.TOOL:
-        return isinstance(refused, _COMPLAINTS)
     return failure.code == ErrorCode.INTERNAL and failure is not DATABASE_AWAY
 
 

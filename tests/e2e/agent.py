@@ -15,7 +15,7 @@ from chat.agent.graph import build
 from chat.agent.model import chat_model
 from chat.agent.titles import title_of_turn
 from chat.agent.tools import TOOLS
-from runs.agents import agent
+from runs.agents import AnswerRefused, agent
 from tests.fakes.tools import Marks, ask_tool, held_sync_tool, slow_sync_tool
 
 
@@ -65,7 +65,7 @@ def book(city: str, nights: int) -> str:
     if response["type"] == "edit":
         city = response["args"]["args"]["city"]
         if city != "Rome":
-            raise ValueError("There are rooms in Rome only.")
+            raise AnswerRefused("There are rooms in Rome only.")
     return f"{response['type']}: {city}"
 
 

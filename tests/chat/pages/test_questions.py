@@ -1,11 +1,14 @@
 """The shapes of questions: which form each gets, and which answer is made from it."""
 
+import functools
+
 import pytest
 from langchain.agents.middleware.human_in_the_loop import _decision_schema
 from langchain_core.tools import tool
 from pydantic import TypeAdapter
 
 from chat.pages.questions import of_question
+from runs.foundation.values import to_json
 
 PAY = {"name": "pay", "args": {"amount": 7, "note": "Rent", "tags": ["home"], "urgent": True}}
 
@@ -137,6 +140,29 @@ def test_an_action_without_arguments_is_edited_as_a_whole():
     value = review({"name": "pay", "args": {}})
     (decision,) = read(value, {"Arguments": '{"amount": 1}'}, chosen=["edit"])["decisions"]
     assert decision["edited_action"]["args"] == {"amount": 1}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a" * 200_000, {"inner": ["a" * 200_000]}, {"a" * 300: 1}, 2**70, b"1",
+     functools.reduce(lambda inner, _: [inner], range(30), 1)],
+    ids=["text", "inner text", "name", "number", "bytes", "depth"],
+)  # fmt: skip
+def test_an_action_whose_arguments_were_cut_is_not_edited(value):
+    """What would be sent is what was left of them. The other action of the question was not cut."""
+    cut = {"name": "pay", "args": {"amount": value, "to": "Bob"}, "description": f"Pay {value}?"}
+    assert keys(form(to_json(review(cut, PAY)))[0]) == [
+        ["approve", "respond", "reject"],
+        ["approve", "edit", "respond", "reject"],
+    ]
+    config = {"allow_accept": True, "allow_edit": True}
+    asked = {"action_request": {"action": "pay", "args": {"amount": value}}, "config": config}
+    assert keys(form(to_json(asked))[0]) == [["accept"]]
+
+
+@pytest.mark.parametrize("value", [["a"] * 200_000, {str(n): n for n in range(50_000)}])
+def test_nothing_of_a_review_that_was_cut_in_its_middle_is_edited(value):
+    assert keys(form(to_json(review({"name": "pay", "args": {"amount": value}})))[0]) == [[""]]
 
 
 def test_the_description_of_the_middleware_does_not_repeat_the_arguments():

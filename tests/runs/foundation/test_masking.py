@@ -3,10 +3,11 @@
 import time
 
 import pytest
+from langchain_core.messages import ToolMessage
 
 from runs.foundation.exceptions import DETAILS_LIMIT, described
 from runs.foundation.masking import MASK, masked
-from runs.foundation.values import presentable
+from runs.foundation.values import presentable, to_json
 from tests.fakes.errors import HOSTILE, SECRETS, WORD, Leaving
 
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
@@ -32,6 +33,13 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4"
         ("https://a.example/?key=abc&sig=d%2Fe", "https://a.example/?key=***&sig=***"),
         ('{"password": "two words", "user": "u"}', '{"password": ***, "user": "u"}'),
         ("OPENAI_API_KEY=abc refresh_token: xyz", "OPENAI_API_KEY=*** refresh_token: ***"),
+        ('body: {\\"api_key\\": \\"two words\\", \\"a\\": 1}', 'body: {\\"api_key\\": ***, \\"a\\": 1}'),
+        ("Incorrect API key provided: abc. See the docs", "Incorrect API key provided: ***. See the docs"),
+        ("['psql', '--password', 'abc'] gave 1", "['psql', '--password', ***] gave 1"),
+        ("psql --password abc --quiet", "psql --password *** --quiet"),
+        ("[('X-Api-Key', 'abc')]", "[('X-Api-Key', ***)]"),
+        ("token => abc", "token => ***"),
+        ("https://a.example/?next=%3Ftoken%3Dabc", "https://a.example/?next=%3Ftoken%3D***"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----.", "***."),
         ("-----BEGIN PRIVATE KEY-----\nMIIE cut off", "***"),
     ],
@@ -89,6 +97,15 @@ def test_a_secret_at_the_edge_of_what_is_shown_is_masked():
         assert "sk-" not in text
 
 
+@pytest.mark.parametrize("shift", range(0, 800, 97))
+def test_no_part_of_a_secret_is_shown_where_very_long_text_was_cut(shift):
+    """Each of these words becomes three characters, so what stood at the cut comes into sight."""
+    secret = "sk-" + "of-the-secret-" * 57
+    text = presentable("x" * shift + f" {secret}" * 5000 + "x" * shift, 2000)
+    assert "secret" not in text
+    assert "[cut: " in text
+
+
 @pytest.mark.parametrize("make", [*HOSTILE.values(), Leaving], ids=[*HOSTILE, "leaving"])
 def test_any_exception_can_be_described(make):
     error = make()
@@ -111,3 +128,14 @@ def test_causes_members_and_notes_are_described():
         text = described(group)
     for part in ("two", f"ValueError: {WORD}", "TypeError: other", "in the node tools", "KeyError: 'city'"):
         assert part in text
+
+
+@pytest.mark.parametrize("status", ["success", "error"])
+@pytest.mark.parametrize(
+    "content", [f"No: {SECRETS[0]}", [f"No: {SECRETS[0]}", {"type": "text", "text": SECRETS[1]}]]
+)
+def test_what_a_tools_message_says_in_an_update_is_masked(monkeypatch, content, status):
+    monkeypatch.setenv("A_PASSWORD", SECRETS[1])
+    told = str(to_json(ToolMessage(content, tool_call_id="c", status=status)))
+    assert "No: ***" in told
+    assert not any(secret in told for secret in SECRETS)

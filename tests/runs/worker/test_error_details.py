@@ -4,6 +4,9 @@ import json
 import logging
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_tool_call
+from langchain_core.messages import ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, MessagesState, StateGraph
@@ -167,6 +170,35 @@ async def test_what_the_model_is_told_of_a_tool_stays_and_is_masked_where_it_is_
             assert result.content == bounds._bounded_content(whole)
             assert row.error[:30] == whole[:30]
         assert harness.provider.calls[-1].messages[-1]["content"] == result.content
+
+
+@each_kind
+async def test_what_a_middleware_puts_in_the_place_of_an_error_is_masked(
+    engine, alice, serve, tmp_path, make
+):
+    """As LangChain's documentation has it: the message quotes the error and does not say that it is one."""
+    error = make()
+
+    @wrap_tool_call
+    async def tell(request, handler):
+        try:
+            return await handler(request)
+        except Exception as raised:
+            return ToolMessage(f"Try again. ({raised!r})", tool_call_id=request.tool_call["id"])
+
+    def build(model, tools):
+        return create_agent(model, [raising_tool(error, True)], middleware=[tell]).builder
+
+    async with open_harness(alice, serve, tmp_path / "marks", build=build) as harness:
+        harness.script.add(call("work"), say("Never mind."))
+        ended = await terminal(await harness.start(stream_modes=["updates"]))
+        said = await told(harness, ended.id)
+        assert not any(secret in said for secret in SECRETS)
+        if not isinstance(error, Unspeakable):
+            assert ended.status == "completed"
+            assert "Try again." in said
+            (result,) = [message for message in await harness.state() if message.type == "tool"]
+            assert result.content == bounds._bounded_content(f"Try again. ({error!r})")
 
 
 async def test_a_failed_result_that_is_given_again_has_its_secrets(engine, alice, serve, tmp_path):

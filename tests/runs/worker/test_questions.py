@@ -15,9 +15,11 @@ from langgraph.types import interrupt
 from typing_extensions import TypedDict
 
 from runs import operations
+from runs.agents import AnswerRefused
 from runs.foundation.database import in_thread
 from runs.worker.ending import StopReason
 from tests.fakes import ScriptedModel, call, calls, say
+from tests.fakes.errors import SECRET_TEXT, SECRETS
 from tests.runs.waiting import log_of, status, terminal, until
 
 
@@ -123,6 +125,19 @@ async def test_a_refused_answer_is_asked_again_and_the_next_one_counts(alice, tu
     assert (await texts(alice, run))[1:] == ["I was told yes."]
 
 
+async def test_why_an_answer_was_refused_is_told_without_secrets(turn, answer):
+    async def ask(state):
+        interrupt("Which city?")
+        raise ValueError(f"No such city. {SECRET_TEXT}")
+
+    run = await turn(lambda: graph_of(ask=ask))
+    assert (await answer(run, "Rome"))["status"] == "waiting"
+
+    reason = (await waits_of(run))[-1]["reason"]
+    assert "No such city." in reason
+    assert not any(secret in reason for secret in SECRETS)
+
+
 async def test_of_two_questions_of_one_node_the_second_is_asked_again(alice, turn, answer):
     run = await turn(lambda: graph_of(ask=asking("First?", "Second?", allowed=("a", "b"))))
     await answer(run, "a")
@@ -203,63 +218,84 @@ def pay(amount: int) -> str:
     return f"Paid: {answer['keep']}"
 
 
-@tool
-def strict(amount: int) -> str:
-    """Ask."""
-    if interrupt(f"Take {amount}?") != "yes":
-        raise ValueError("Say yes.")
-    return "Taken."
-
-
-def with_tools(model, tools):
+def with_tools(model, tools, *, handles=False):
     async def ask(state):
         return {"messages": [await model.bind_tools(tools).ainvoke(state["messages"])]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("model", ask)
-    graph.add_node("tools", ToolNode(tools, handle_tool_errors=False))
+    graph.add_node("tools", ToolNode(tools, handle_tool_errors=handles))
     graph.add_edge(START, "model")
     graph.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
     graph.add_edge("tools", "model")
     return graph
 
 
-@pytest.mark.parametrize(
-    ("tool", "wrong", "right"), [(pay, {"keep": "what"}, {"keep": True}), (strict, "no", "yes")]
-)
-async def test_a_tool_that_asks_asks_again_and_runs_once(alice, turn, answer, tool, wrong, right):
+async def test_a_tool_that_asks_asks_again_and_runs_once(alice, turn, answer):
     model = ScriptedModel()
-    model.script.add(call(tool.name, amount=7), say("Done."))
-    run = await turn(lambda: with_tools(model, [tool]))
+    model.script.add(call("pay", amount=7), say("Done."))
+    run = await turn(lambda: with_tools(model, [pay]))
 
-    again = await answer(run, wrong)
+    again = await answer(run, {"keep": "what"})
     assert again["status"] == "waiting"
-    assert (await answer(run, right))["status"] == "completed"
+    assert (await answer(run, {"keep": True}))["status"] == "completed"
 
     log = await log_of(run["id"])
     tools = [event.type for event in log if event.type.startswith("tool.")]
     assert tools == ["tool.started", "tool.completed"]
-    assert (await waits_of(run))[0]["questions"][0].get("response_schema", {}).get("properties") == (
-        {"keep": {"title": "Keep", "type": "boolean"}} if tool is pay else None
-    )
+    assert (await waits_of(run))[0]["questions"][0]["response_schema"]["properties"] == {
+        "keep": {"title": "Keep", "type": "boolean"}
+    }
     assert (await texts(alice, run))[-1] == "Done."
 
 
-@tool
-async def broken(amount: int) -> str:
-    """Ask, and break afterwards."""
-    interrupt(f"Take {amount}?")
-    raise RuntimeError("The shop is closed.")
+@pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_tool_that_fails_behind_its_question_fails_the_turn(turn, answer, error, is_async):
+    """It may have done its work, with an answer that was good: nobody is asked to let it run once more."""
+    done: list[str] = []
 
+    def take(amount: int) -> str:
+        """Ask, and break afterwards."""
+        done.append(interrupt(f"Take {amount}?"))
+        raise error("The shop is closed.")
 
-async def test_a_tool_that_breaks_behind_its_question_fails_the_turn(turn, answer):
-    """It may have done some of its work: nobody is asked to let it run once more."""
+    async def take_on_the_loop(amount: int) -> str:
+        """Ask, and break afterwards."""
+        return take(amount)
+
     model = ScriptedModel()
-    model.script.add(call("broken", amount=7))
-    run = await turn(lambda: with_tools(model, [broken]))
+    model.script.add(call("take", amount=7))
+    made = tool("take")(take_on_the_loop if is_async else take)
+    run = await turn(lambda: with_tools(model, [made]))
 
     ended = await answer(run, "yes")
     assert (ended["status"], ended["error"]["code"]) == ("failed", "tool")
+    assert (len(await waits_of(run)), done) == (1, ["yes"])
+
+
+@pytest.mark.parametrize("handles", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_tool_says_that_it_refuses_an_answer(alice, turn, answer, handles, is_async):
+    def take(amount: int) -> str:
+        """Ask."""
+        if interrupt(f"Take {amount}?") != "yes":
+            raise AnswerRefused("Say yes.")
+        return "Taken."
+
+    async def take_on_the_loop(amount: int) -> str:
+        """Ask."""
+        return take(amount)
+
+    model = ScriptedModel()
+    model.script.add(call("take", amount=7), say("Done."))
+    made = tool("take")(take_on_the_loop if is_async else take)
+    run = await turn(lambda: with_tools(model, [made], handles=handles))
+
+    assert (await answer(run, "no"))["status"] == "waiting"
+    assert (await waits_of(run))[-1]["reason"] == "The agent did not accept the answer: Say yes."
+    assert (await answer(run, "yes"))["status"] == "completed"
+    assert (await texts(alice, run))[-1] == "Done."
 
 
 async def test_an_error_behind_a_model_call_is_no_refusal(turn, answer):
@@ -276,18 +312,18 @@ async def test_an_error_behind_a_model_call_is_no_refusal(turn, answer):
 
 async def test_of_two_tools_that_ask_the_first_runs_once_though_the_second_refuses(alice, turn, answer):
     model = ScriptedModel()
-    model.script.add(calls(("strict", {"amount": 1}), ("strict", {"amount": 2})), say("Done."))
-    run = await turn(lambda: with_tools(model, [strict]))
+    model.script.add(calls(("pay", {"amount": 1}), ("pay", {"amount": 2})), say("Done."))
+    run = await turn(lambda: with_tools(model, [pay]))
 
-    second = await answer(run, "yes")
-    assert [asked["value"] for asked in second["questions"]] == ["Take 2?"]
-    again = await answer(run, "no")
-    assert [asked["value"] for asked in again["questions"]] == ["Take 2?"]
-    assert (await answer(run, "yes"))["status"] == "completed"
+    second = await answer(run, {"keep": True})
+    assert [asked["value"]["question"] for asked in second["questions"]] == ["Pay 2?"]
+    again = await answer(run, {"keep": "what"})
+    assert [asked["value"]["question"] for asked in again["questions"]] == ["Pay 2?"]
+    assert (await answer(run, {"keep": True}))["status"] == "completed"
     tools = [event.type for event in await log_of(run["id"]) if event.type.startswith("tool.")]
     assert sorted(tools) == ["tool.completed"] * 2 + ["tool.started"] * 2
     history = await operations.history(alice, run["session"])
-    assert [one["result"] for one in history["messages"][1]["tool_calls"]] == ["Taken.", "Taken."]
+    assert [one["result"] for one in history["messages"][1]["tool_calls"]] == ["Paid: True"] * 2
 
 
 async def test_a_middleware_inside_a_subgraph_asks_again(turn, answer):

@@ -8,7 +8,7 @@ from runs import operations
 from runs.foundation.database import in_thread
 from runs.log import transcript
 from runs.models import Run, ToolCall
-from runs.states import TERMINAL_TYPES, Effect, RunStatus
+from runs.states import TERMINAL_TYPES, Effect, Resolution, RunStatus
 from tests.fakes.history import unsendable
 from tests.runs.waiting import PATIENCE, log_of, terminal
 from tests.zoo.ledger import Entry
@@ -53,9 +53,14 @@ async def _heard(life: Life) -> list[tuple[str, str]]:
     """The same, of who listened to all events, and takes runs that go on with a turn as one with it."""
     turns: dict[str, transcript.Transcript] = {}
     async for run in (
-        Run.objects.filter(session__id=life.session).exclude(resolution="retried").order_by("position")
+        Run.objects.filter(session__id=life.session)
+        .exclude(resolution=Resolution.RETRIED)
+        .order_by("position")
     ):
-        turns[run.message_id] = transcript.fold(run, await log_of(run.id), turns.get(run.message_id))
+        turn = transcript.fold(run, await log_of(run.id), turns.get(run.message_id))
+        if run.resolution == Resolution.DISMISSED and run.finished_at:
+            transcript.add_note(turn, run.finished_at)
+        turns[run.message_id] = turn
     heard: list[tuple[str, str]] = []
     for turn in turns.values():
         heard.append((turn.user.text, "answer"))

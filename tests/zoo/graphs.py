@@ -25,6 +25,9 @@ from tests.zoo.model import GO, PlannedModel
 
 Built = StateGraph[Any, Any, Any, Any]
 
+# A model that has nothing to do before the turns that follow the one that is looked at.
+LATER = "writer"
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -252,7 +255,7 @@ def summarising(ledger: Ledger) -> Built:
     from langchain.agents import create_agent
     from langchain.agents.middleware import SummarizationMiddleware
 
-    writer = PlannedModel(ledger=ledger, who="writer", words="A summary.")
+    writer = PlannedModel(ledger=ledger, who=LATER, words="A summary.")
     model = PlannedModel(ledger=ledger, plan=[[("note", "one")]])
     summary = SummarizationMiddleware(writer, trigger=("messages", 6), keep=("messages", 4))
     return create_agent(model, [tools.note(ledger), tools.ask(ledger)], middleware=[summary]).builder
@@ -280,8 +283,8 @@ def plain(ledger: Ledger) -> Built:
 
 def remembering(ledger: Ledger) -> Built:
     """A node that is a graph with a memory of its own."""
-    inner = PlannedModel(ledger=ledger, who="inner", plan=[[("note", "one")]])
-    memory: Any = _round_trip(_asking(inner), ToolNode([tools.note(ledger)])).compile(checkpointer=True)
+    model = PlannedModel(ledger=ledger, plan=[[("note", "one")]])
+    memory: Any = _round_trip(_asking(model), ToolNode([tools.note(ledger)])).compile(checkpointer=True)
     graph: Built = StateGraph(MessagesState)
     graph.add_node("memory", memory)
     graph.add_edge(START, "memory")
@@ -351,8 +354,8 @@ GRAPHS = {
     },
     "remembering": Graph(
         remembering,
-        ("inner 3", "note", "inner 3"),
-        ("llm.chunk inner 2", "tool.start note 1", "llm.chunk inner 5"),
+        ("outer 3", "note", "outer 3"),
+        ("llm.chunk outer 2", "tool.start note 1", "llm.chunk outer 5"),
         "tool.start note 1",
         asks=False,
     ),

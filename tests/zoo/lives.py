@@ -16,7 +16,7 @@ from runs.models import Run
 from runs.states import TERMINAL
 from tests.runs.servers import Servers, servers_of_a_test
 from tests.runs.waiting import at_rest, terminal, until
-from tests.zoo.graphs import Graph
+from tests.zoo.graphs import LATER, Graph
 from tests.zoo.ledger import Entry, Ledger
 from tests.zoo.model import GO
 
@@ -126,7 +126,7 @@ class Life:
             place = self.runs.index(run)
             begin = self._ends[self.runs[place - 1]] if place else 0
             end = self._ends[run] if run != self.runs[-1] else None
-        return [entry for entry in entries[begin:end] if entry.word != NEXT]
+        return [entry for entry in entries[begin:end] if entry.word != NEXT and entry.name != LATER]
 
 
 @asynccontextmanager

@@ -85,6 +85,9 @@ def _write(session: Session, stored: Sequence[BaseMessage]) -> None:
     segments = _segments([m for m in stored if m.id not in brought], {turn.user.id for _, turn in turns})
     amendments = [_amendment(run, turn, segments.get(turn.user.id)) for run, turn in turns]
     with transaction.atomic():
+        # Two who read at once would write the same, and one of them would fail.
+        if Session.objects.select_for_update(no_key=True).filter(id=session.id).first() is None:
+            return  # it was deleted meanwhile
         Amendment.objects.filter(run__session=session).delete()
         Amendment.objects.bulk_create(one for one in amendments if one.changed or one.added)
         _add_keys(session.id)

@@ -32,8 +32,9 @@ from runs.wire.encoding import timestamp
 
 Data: TypeAlias = dict[str, Any]
 
-# Turns that are read at a time when a page asks for so many messages or more.
+# Turns that are read at a time: for a page that asks for as many messages, and for all of a session.
 _BATCH = 50
+_LARGE_BATCH = 500
 
 
 async def read(
@@ -136,11 +137,9 @@ def _turns_backwards(session_id: UUID, begin: "Run | None", limit: int | None) -
     elif begin is not None:
         queued, left_queue = queued.none(), left_queue.filter(position__lte=begin.position)
     yield from _turns(list(queued))
-    size = None if limit is None else min(limit, _BATCH)
+    size = _LARGE_BATCH if limit is None else min(limit, _BATCH)
     while batch := list(left_queue[:size]):
         yield from _turns(batch)
-        if size is None:
-            break
         left_queue = left_queue.filter(position__lt=batch[-1].position)
 
 

@@ -269,6 +269,21 @@ async def test_an_older_log_whose_message_has_no_end_is_read_with_its_pieces(con
     assert shown(await conversation.read())[-1] == ("assistant", "one two", "interrupted")
 
 
+async def test_a_long_session_is_read_in_batches_that_leave_nothing_out(conversation, monkeypatch):
+    def fill() -> None:
+        for number in range(7):
+            conversation.run(RunStatus.COMPLETED, started(f"m{number}"), completed(f"m{number}", "Yes."))
+        conversation.run(RunStatus.QUEUED)
+
+    await in_thread(fill)
+    whole = await conversation.read()
+    assert len(whole) == 15
+    monkeypatch.setattr(history, "_LARGE_BATCH", 2)
+    monkeypatch.setattr(history, "_BATCH", 3)
+    assert await conversation.read() == whole
+    assert await conversation.read(limit=11) == whole[-11:]
+
+
 async def test_pages_go_back_from_a_message(conversation):
     await in_thread(conversation.run, RunStatus.COMPLETED, *answered())
     await in_thread(conversation.run, RunStatus.RUNNING, started("m3"), delta("m3", "one"))

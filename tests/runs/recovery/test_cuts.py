@@ -5,6 +5,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 
 import psycopg
@@ -262,6 +263,30 @@ async def test_a_checkpoint_older_than_the_log(harness, servers, decision):
         assert "w1 w2 w3 w4 w5" in str(harness.provider.calls[-1].messages)
         assert "marked 1" in str(harness.provider.calls[-1].messages)
     await harness.assert_sendable()
+
+
+@pytest.mark.sqlite("a backup of PostgreSQL has both as of one moment")
+async def test_a_backup_whose_checkpoints_are_older_restores_all_that_was_said(harness, servers, settings):
+    async def turn(words):
+        harness.script.add(say(f"Answer to {words}"))
+        assert (await terminal(await harness.start(words))).status == "completed"
+
+    await turn("one")
+    await servers.leave()
+    backup = f"{settings.CHECKPOINT_PATH}.backup"
+    shutil.copy(settings.CHECKPOINT_PATH, backup)
+    await servers.start()
+    await turn("two")
+    await turn("three")
+    before = await harness.history()
+    await servers.leave()
+    shutil.move(backup, settings.CHECKPOINT_PATH)
+    await servers.start()
+
+    assert await harness.history() == before
+    assert [message["text"] for message in before][-2:] == ["three", "Answer to three"]
+    await harness.assert_next_completes()
+    assert (await harness.history())[: len(before)] == before
 
 
 @pytest.mark.parametrize("decision", ["resume", "retry", "dismiss", "message"])

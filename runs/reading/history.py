@@ -136,7 +136,10 @@ def _turns_backwards(session_id: UUID, begin: "Run | None", limit: int | None) -
         queued = queued.filter(queue_place__lte=begin.queue_place)
     elif begin is not None:
         queued, left_queue = queued.none(), left_queue.filter(position__lte=begin.position)
-    yield from _turns(list(queued))
+    waiting = list(queued)
+    yield from _turns(waiting)
+    # What leaves the queue meanwhile is not read twice.
+    left_queue = left_queue.exclude(id__in=[run.id for run in waiting])
     size = _LARGE_BATCH if limit is None else min(limit, _BATCH)
     while batch := list(left_queue[:size]):
         yield from _turns(batch)

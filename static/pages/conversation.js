@@ -214,8 +214,11 @@ export class Conversation {
       const fresh = parseTurns(await getHtml(`/chat/${this.id}/messages/${location.search}`));
       const { run, seq } = fresh.dataset;
       if (run === this.cursor.run && Number(seq) < this.cursor.seq) return;
+      const isFirst = !this.cursor.run && run;
       this.cursor = { run, seq: Number(seq) };
       this.transcript.takeAll(fresh);
+      // Events that came while no turn was known were not shown. Behind this cursor they come again.
+      if (isFirst) this.socket.reconnect();
     } catch {
       // The turns on the screen stay as they are.
     }

@@ -132,7 +132,7 @@ async def repair(
 def _begun(state: StateSnapshot, transcripts: Sequence[Transcript]) -> str | None:
     """The turn that the graph has begun last; of checkpoints of older versions, if it is among these."""
     metadata: Any = state.metadata or {}
-    if "begun" in metadata:
+    if "begun" in metadata and metadata.get("source") != "input":
         found: str | None = metadata["begun"]
         return found
     return next((turn.user.id for turn in transcripts if has_begun(state, turn.user.id)), None)

@@ -60,7 +60,10 @@ async def read(graph: _Graph, config: RunnableConfig, *, subgraphs: bool = False
 def has_begun(state: StateSnapshot, turn: str) -> bool:
     """Whether the graph has begun this turn, and no later one."""
     metadata: Any = state.metadata or {}
-    if "begun" in metadata:
-        return bool(metadata["begun"] == turn)
-    # A checkpoint of an older version.
+    if "begun" in metadata and metadata["begun"] != turn:
+        return False
+    if "begun" in metadata and metadata.get("source") != "input":
+        return True
+    # A checkpoint of an older version, or of the input: its messages are stored beside it, and a crash may
+    # have come between. No node has run since that could have removed them.
     return any(message.id == turn for message in messages_of(state))
